@@ -304,7 +304,7 @@ def _tidy(value: Any, notes: set[str]) -> Any:
         return None
     if isinstance(value, dict):
         if value.pop("\0duplicate", None):
-            notes.add("duplicate_key")
+            notes.add("duplicate_keys")
         return {key: _tidy(v, notes) for key, v in value.items()}
     if isinstance(value, list):
         return [_tidy(v, notes) for v in value]
@@ -428,7 +428,7 @@ def _csv_delimiter(header: str, file: _File) -> str:
             if delimiter != "," and file.path.suffix.lower() != ".tsv":
                 file.note("csv_delimiter_not_comma", 1)
             return delimiter
-    raise _BrokenFile("no_text_column", f"no column `text`; columns present: {', '.join(next(csv.reader([header]), []))}")
+    raise _BrokenFile("missing_text", f"no column `text`; columns present: {', '.join(next(csv.reader([header]), []))}")
 
 
 def _csv_lines(file: _File) -> Iterator[str]:
@@ -476,10 +476,12 @@ def _read_parquet(file: _File) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
         table = pq.ParquetFile(file.path)
     except (pa.ArrowInvalid, OSError) as error:
-        raise _BrokenFile("corrupt_parquet", f"not a readable Parquet file ({str(error).split(': ')[-1].split('. ')[0]})") from None
+        with open(file.path, "rb") as raw:  # a file that begins right and has no footer was cut off
+            reason = "truncated_stream" if raw.read(4) == b"PAR1" else "corrupt_parquet"
+        raise _BrokenFile(reason, f"not a readable Parquet file ({str(error).split(': ')[-1].split('. ')[0]})") from None
     schema, number = table.schema_arrow, 0
     if "text" not in schema.names:
-        raise _BrokenFile("no_text_column", f"no column `text`; columns present: {', '.join(schema.names)}")
+        raise _BrokenFile("missing_text", f"no column `text`; columns present: {', '.join(schema.names)}")
     try:
         for batch in table.iter_batches(batch_size=256):
             try:
@@ -527,15 +529,15 @@ _READERS = {"jsonl": _read_jsonl, "csv": _read_csv, "parquet": _read_parquet, "t
 def _text_fault(row: dict[str, Any]) -> str | None:
     "Why this row has no usable text, or None."
     if "text" not in row:
-        return "text_missing"
+        return "missing_text"
     text = row["text"]
     if text is None:
-        return "text_null"
+        return "null_text"
     if not isinstance(text, str):
         return "text_not_a_string"
     if not (text := text.replace("\0", "")):
-        return "text_empty"
-    return "text_blank" if text.isspace() else None
+        return "empty_text"
+    return "blank_text" if text.isspace() else None
 
 
 def _clean_id(value: Any) -> str | None:

@@ -5,6 +5,7 @@
 # %% ../../nbs/01_data/05_shards.ipynb #42919e27
 from __future__ import annotations
 
+import bisect
 import functools
 import json
 from collections import Counter
@@ -24,11 +25,12 @@ def token_dtype(vocab_size: int) -> np.dtype:
     Raises UsageError if `vocab_size` is not between 1 and 2**32.
     """
     if not 1 <= vocab_size <= 2**32:
-        raise UsageError(f"vocab_size {vocab_size} can't be stored: token ids are 16 or 32 bits wide, give 1 to {2**32}")
+        raise UsageError(f"vocab_size {vocab_size} can't be stored: token ids are 16 or 32 bits wide, give 1 "
+            f"to {2**32}")
     return np.dtype("<u2" if vocab_size <= 2**16 else "<u4")
 
 # %% ../../nbs/01_data/05_shards.ipynb #6d7d2b1b
-DOC_ROW = np.dtype([("offset", "<u8"), ("bytes", "<u4"), ("domain", "<u2"), ("source", "<u2")])  # a document on disk
+DOC_ROW = np.dtype([("offset", "<u8"), ("bytes", "<u4"), ("domain", "<u2"), ("source", "<u2")])
 BLOCK_BYTES = 2**20  # bytes per block checksum: a fault is located to this
 FORMAT, VERSION = "scalelab-shards", 1
 
@@ -76,23 +78,24 @@ def _index_checksum(index: dict) -> str:
 
 # %% ../../nbs/01_data/05_shards.ipynb #7a02985c
 class ShardWriter:
-    """Write documents as shards: `with ShardWriter(dir, tokenizer.hash, tokenizer.vocab_size, tokenizer.eot_id) as w: w.add(...)`.
+    """Write documents as shards: `with ShardWriter(directory, hash, vocab_size, eot_id) as w: w.add(ids, ...)`.
 
-    directory: becomes one split (it replaces an older one); it appears when the block ends without an error, or not at all.
+    directory: becomes one split (it replaces an older one); appears when the block ends without an error, or never.
     tokenizer_hash: identity of the tokenizer, compared with the checkpoint's when the shards are read.
     vocab_size: number of ids; decides between uint16 and uint32. eot_id: the token between documents.
-    shard_tokens: a new shard is begun when the next document would pass this many tokens (default 2**26, 128 MiB as uint16).
+    shard_tokens: a new shard begins where the next document would pass this many (default 2**26, 128 MiB as uint16).
 
     Documents stay in the order they come. Group them by domain, shuffled inside a domain: then a training row,
     which holds one domain, is a single window of the file.
     """
 
-    def __init__(self, directory: str | Path, tokenizer_hash: str, vocab_size: int, eot_id: int, shard_tokens: int = 2**26):
+    def __init__(self, directory: str | Path, tokenizer_hash: str, vocab_size: int, eot_id: int,
+                 shard_tokens: int = 2**26):
         self.dtype = token_dtype(vocab_size)
         if not 0 <= eot_id < vocab_size:
             raise UsageError(f"eot_id {eot_id} is outside the vocabulary of {vocab_size} ids")
         self.directory, self.shard_tokens = Path(directory), shard_tokens
-        self.tokenizer_hash, self.vocab_size, self.eot_id = str(tokenizer_hash), vocab_size, eot_id
+        self.tokenizer_hash, self.vocab_size, self.eot_id = str(tokenizer_hash), int(vocab_size), int(eot_id)
         self.domains, self.sources, self.totals = {}, {}, {}  # name -> number, in order of first appearance
         self.shards, self.n_empty, self._open, self._tokens, self._rows = [], 0, None, 0, []
 
@@ -115,24 +118,29 @@ class ShardWriter:
     def add(self, ids, n_bytes: int, domain: str = "", source: str = "", licence: str = "") -> bool:
         """Append one document; False, and counted in `n_empty`, if it has no tokens.
 
-        ids: 1-D integers, without EOT. n_bytes: UTF-8 bytes of the text. Raises UsageError for an id that is no token of a text.
+        ids: 1-D integers, without EOT. n_bytes: UTF-8 bytes of the text.
+        Raises UsageError for an id that can't be a token of a text.
         """
-        ids = np.asarray(ids)
+        ids, n_bytes = np.asarray(ids), int(n_bytes)
         if not len(ids):
             self.n_empty += 1
             return False
         low, high = int(ids.min()), int(ids.max())
         where = f"document {self.n_documents} (domain {domain!r}, source {source!r})"
         if low < 0 or high >= self.vocab_size:
-            raise UsageError(f"{where}: token id {low if low < 0 else high} is outside the vocabulary of {self.vocab_size} ids: was it encoded with another tokenizer?")
+            raise UsageError(f"{where}: token id {low if low < 0 else high} is outside the vocabulary of "
+                f"{self.vocab_size} ids: was it encoded with another tokenizer?")
         if (ids == self.eot_id).any():
-            raise UsageError(f"{where}: holds the end-of-text id {self.eot_id} at token {int((ids == self.eot_id).argmax())}: encode special tokens' text as plain text")
+            raise UsageError(f"{where}: holds the end-of-text id {self.eot_id} at token "
+                f"{int((ids == self.eot_id).argmax())}: encode special tokens' text as plain text")
         if n_bytes >= 2**32:
-            raise UsageError(f"{where}: {human_bytes(n_bytes)} of text, a document is limited to 4.29 GB: split it")
+            raise UsageError(f"{where}: {human_bytes(n_bytes)} of text, a document is limited to 4.29 GB: "
+                "split it")
         if self._open is None or self._tokens + len(ids) + 2 > self.shard_tokens:
             self._next_shard()
-        number = self._number(self.domains, domain, "domains"), self._number(self.sources, (source, licence), "sources")
-        self._rows.append((self._tokens, n_bytes, *number))
+        numbers = self._number(self.domains, domain, "domains"), self._number(self.sources, (source, licence),
+            "sources")
+        self._rows.append((self._tokens, n_bytes, *numbers))
         for part in (np.array([self.eot_id]), ids):
             self._open.write(part.astype(self.dtype))
         self._tokens += len(ids) + 1
@@ -146,7 +154,8 @@ class ShardWriter:
 
     def _number(self, table: dict, name, what: str) -> int:
         if len(table) == 2**16 and name not in table:
-            raise UsageError(f"more than 65536 {what}: shards number them with 16 bits; merge small ones before tokenizing")
+            raise UsageError(f"more than 65536 {what}: shards number them with 16 bits; merge small ones "
+                "before tokenizing")
         return table.setdefault(name, len(table))
 
     def _next_shard(self) -> None:
@@ -169,14 +178,20 @@ class ShardWriter:
     def _finish(self) -> None:
         self._end_shard()
         if not self.shards:
-            raise UsageError(f"{self.directory}: no document to write ({self.n_empty} were empty), the corpus is empty; look at the cleaning report")
-        index = {"format": FORMAT, "version": VERSION, "dtype": self.dtype.name, "vocab_size": self.vocab_size, "eot_id": self.eot_id,
-                 "tokenizer_hash": self.tokenizer_hash, "n_documents": self.n_documents, "n_empty": self.n_empty,
-                 "n_tokens": sum(s["n_tokens"] for s in self.shards), "n_bytes": sum(t["bytes"] for t in self.totals.values()),
-                 "domains": list(self.domains), "sources": [s for s, _ in self.sources], "licences": [licence for _, licence in self.sources],
-                 "totals": {d: dict(t) for d, t in self.totals.items()}, "block_bytes": BLOCK_BYTES, "shards": self.shards}
+            raise UsageError(f"{self.directory}: no document to write ({self.n_empty} were empty), the corpus "
+                "is empty; look at the cleaning report")
+        index = {
+            "format": FORMAT, "version": VERSION, "dtype": self.dtype.name, "vocab_size": self.vocab_size,
+            "eot_id": self.eot_id, "tokenizer_hash": self.tokenizer_hash, "n_documents": self.n_documents,
+            "n_empty": self.n_empty, "n_tokens": sum(s["n_tokens"] for s in self.shards),
+            "n_bytes": sum(t["bytes"] for t in self.totals.values()), "domains": list(self.domains),
+            "sources": [source for source, _ in self.sources], "licences": [licence for _,
+                licence in self.sources],
+            "totals": {d: dict(t) for d, t in self.totals.items()}, "block_bytes": BLOCK_BYTES, "shards": self.shards,
+        }
         index["checksum"] = _index_checksum(index)
-        (self._temporary / "index.json").write_text(json.dumps(index, indent=1, ensure_ascii=False), encoding="utf-8")
+        text = json.dumps(index, indent=1, ensure_ascii=False)
+        (self._temporary / "index.json").write_text(text, encoding="utf-8")
 
 # %% ../../nbs/01_data/05_shards.ipynb #fa126377
 def _check_file(path: Path, entry: dict, block_bytes: int, verify: bool) -> None:
@@ -184,18 +199,22 @@ def _check_file(path: Path, entry: dict, block_bytes: int, verify: bool) -> None
     import xxhash
 
     if not path.exists():
-        raise UsageError(f"{path}: the shard file is missing, index.json lists it: copy it again, or tokenize again")
+        raise UsageError(f"{path}: the shard file is missing, index.json lists it: copy it again, or tokenize "
+            "again")
     if (size := path.stat().st_size) != entry["bytes"]:
         how = "truncated" if size < entry["bytes"] else "too long"
-        raise UsageError(f"{path}: the shard file is {how}, {size} bytes where index.json says {entry['bytes']}: copy it again, or tokenize again")
+        raise UsageError(f"{path}: the shard file is {how}, {size} bytes where index.json says "
+            f"{entry['bytes']}: copy it again, or tokenize again")
     if not verify:
         return
     data = np.memmap(path, np.uint8, mode="r")
-    bad = [i for i, want in enumerate(entry["blocks"]) if xxhash.xxh3_64_hexdigest(data[i * block_bytes : (i + 1) * block_bytes]) != want]
+    found = [xxhash.xxh3_64_hexdigest(data[i : i + block_bytes]) for i in range(0, size, block_bytes)]
+    bad = [i for i, (have, want) in enumerate(zip(found, entry["blocks"], strict=True)) if have != want]
     if bad:
         first, end = bad[0] * block_bytes, min(size, (bad[0] + 1) * block_bytes)
         more = f" and {len(bad) - 1} more blocks" if len(bad) > 1 else ""
-        raise UsageError(f"{path}: damaged, bytes {first} to {end - 1}{more} do not match the checksum in index.json: copy the file again, or tokenize again")
+        raise UsageError(f"{path}: damaged, bytes {first} to {end - 1}{more} do not match the checksum in "
+            "index.json: copy the file again, or tokenize again")
 
 # %% ../../nbs/01_data/05_shards.ipynb #bcbed434
 def _load_index(directory: Path) -> dict:
@@ -203,18 +222,21 @@ def _load_index(directory: Path) -> dict:
     path = directory / "index.json"
     if not path.exists():
         splits = [p.parent.name for p in sorted(directory.glob("*/index.json"))]
-        hint = f"it holds the splits {splits}, give one of them" if splits else "make them with `scalelab data tokenize`"
+        hint = f"it holds the splits {splits}, give one" if splits else "make them with `scalelab data tokenize`"
         raise UsageError(f"{directory}: no shards here (no index.json): {hint}")
     try:
         index = json.loads(path.read_bytes())
     except ValueError as e:
         raise UsageError(f"{path}: not readable as JSON ({e}): copy it again, or tokenize again") from None
     if not isinstance(index, dict) or index.get("format") != FORMAT:
-        raise UsageError(f"{path}: not an index of scalelab shards (format {index.get('format') if isinstance(index, dict) else index!r}, expected {FORMAT!r})")
+        found = index.get("format") if isinstance(index, dict) else type(index).__name__
+        raise UsageError(f"{path}: not an index of scalelab shards (format {found!r}, expected {FORMAT!r})")
     if index.get("version") != VERSION:
-        raise UsageError(f"{path}: format version {index.get('version')}, this scalelab reads version {VERSION}: upgrade scalelab, or tokenize again")
+        raise UsageError(f"{path}: format version {index.get('version')}, this scalelab reads version "
+            f"{VERSION}: upgrade scalelab, or tokenize again")
     if index.get("checksum") != _index_checksum(index):
-        raise UsageError(f"{path}: damaged, its content does not match its own checksum: copy it again, or tokenize again")
+        raise UsageError(f"{path}: damaged, its content does not match its own checksum: copy it again, or "
+            "tokenize again")
     return index
 
 # %% ../../nbs/01_data/05_shards.ipynb #3cbab3d3
@@ -224,8 +246,9 @@ class Shards:
     directory: the split's folder, e.g. `DIR/shards/train`. verify: read every byte once and compare checksums
     (at the speed of the disk; of memory when it is cached); sizes are always compared.
 
-    tokens: list of 1-D arrays, one a shard, ids including the EOTs. token_start: [n_shards + 1] global position of each shard's first token.
-    docs: DOC_ROW array of all documents, `offset` counted from the split's first token. lengths: [n_docs] tokens of each document, without EOT.
+    tokens: list of 1-D arrays, one a shard, ids including the EOTs. token_start: [n_shards + 1] global position of
+    each shard's first token. docs: DOC_ROW array of all documents, `offset` counted from the split's first token.
+    lengths: [n_docs] tokens of each document, without EOT.
     Raises UsageError if something is missing, truncated, damaged, or of a foreign version.
     """
 
@@ -242,6 +265,7 @@ class Shards:
             self.tokens.append(np.memmap(self.directory / tokens, self.dtype, mode="r").view(np.ndarray))
             self._tables.append(np.memmap(self.directory / table, DOC_ROW, mode="r").view(np.ndarray))
         self.token_start = np.cumsum([0] + [len(t) for t in self.tokens])
+        self._begins = self.token_start.tolist()  # bisect on a list is quicker than a search in an array for one value
         self.doc_start = np.cumsum([0] + [len(t) for t in self._tables])
         self.n_docs, self.n_tokens = int(self.doc_start[-1]), int(self.token_start[-1])
         self.domains: list[str] = self.index["domains"]
@@ -262,8 +286,8 @@ class Shards:
     @functools.cached_property
     def lengths(self) -> np.ndarray:
         # the next EOT follows the last token: that of the next document, or the one which closes the shard
-        ends = [np.append(t["offset"][1:], np.uint64(len(s) - 1)) for t, s in zip(self._tables, self.tokens)]
-        return np.concatenate([e - t["offset"] - np.uint64(1) for e, t in zip(ends, self._tables)]).astype(np.int64)
+        offsets = [t["offset"].astype(np.int64) for t in self._tables]
+        return np.concatenate([np.diff(o, append=len(s) - 1) - 1 for o, s in zip(offsets, self.tokens)])
 
     def document(self, i: int) -> np.ndarray:
         "Tokens of document `i` (0 <= i < n_docs) without EOT: a view of the file."
@@ -275,15 +299,17 @@ class Shards:
 
     def window(self, start: int, length: int) -> np.ndarray:
         "`length` tokens from global position `start`, a view; a window never reaches over a shard's end."
-        shard = int(np.searchsorted(self.token_start, start, side="right")) - 1
-        local = start - int(self.token_start[shard])
+        shard = bisect.bisect_right(self._begins, start) - 1
+        local = start - self._begins[shard]
         return self.tokens[shard][local : local + length]
 
     def check_tokenizer(self, tokenizer_hash: str) -> None:
         "Raise UsageError unless these shards were made with the tokenizer of this hash."
         if tokenizer_hash != self.tokenizer_hash:
-            raise UsageError(f"{self.directory}: made with tokenizer {self.tokenizer_hash}, but the tokenizer given is {tokenizer_hash}: "
-                             "the same ids would mean other text; tokenize again with this tokenizer, or use the shards' own tokenizer.json")
+            raise UsageError(f"{self.directory}: made with tokenizer {self.tokenizer_hash}, the one given is "
+                f"{tokenizer_hash}: the same ids would mean other text; tokenize again with this tokenizer, "
+                "or use the tokenizer.json that lies with the shards")
 
     def __repr__(self) -> str:
-        return f"Shards({self.n_docs} documents, {human_count(self.n_tokens)} tokens, {len(self.tokens)} files of {self.dtype.name}, domains {self.domains})"
+        size = f"{self.n_docs} documents, {human_count(self.n_tokens)} tokens, {len(self.tokens)} files"
+        return f"Shards({size} of {self.dtype.name}, domains {self.domains})"

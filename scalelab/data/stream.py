@@ -9,8 +9,9 @@ import bisect
 import io
 import json
 import math
+import zipfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
@@ -35,17 +36,21 @@ def _mix(x: np.ndarray) -> np.ndarray:
 
 
 def derive_key(*numbers: int) -> int:
-    "One 64-bit key from several integers (seed, domain, epoch, ...): other numbers or another order give an unrelated key."
+    "One 64-bit key from several integers (seed, domain, epoch): other numbers or another order give an unrelated key."
     key = 0x9E3779B97F4A7C15
-    for n in numbers:
-        key = int(_mix(np.array([(key + (n & _MASK) + 0x9E3779B97F4A7C15) & _MASK], np.uint64))[0])
+    for n in numbers:  # the arithmetic of _mix on Python's integers, which is quicker for a single one
+        x = (key + n + 0x9E3779B97F4A7C15) & _MASK
+        x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+        x = (x ^ (x >> 27)) * 0x94D049BB133111EB & _MASK
+        key = x ^ (x >> 31)
     return key
 
 
-def feistel(index: np.ndarray, n: int, key: int, rounds: int = 8) -> np.ndarray:
+def feistel(index: np.ndarray, n: int, key: int, rounds: int = 12) -> np.ndarray:
     """A keyed pseudo-random permutation of range(n), evaluated at `index`: no table, the same on every machine.
 
-    index: integers in 0 .. n-1, any shape. Returns int64 of that shape. (Luby & Rackoff 1988; cycle walking: Black & Rogaway 2002.)
+    index: integers in 0 .. n-1, any shape. Returns int64 of that shape.
+    (Luby & Rackoff 1988; cycle walking: Black & Rogaway 2002.)
     """
     x = np.asarray(index, np.uint64).copy()
     if n <= 1:
@@ -99,7 +104,7 @@ def _chunks(start: np.ndarray, length: np.ndarray, seq_len: int) -> tuple[np.nda
     return start[span] + k * seq_len, np.minimum(seq_len, length[span] - k * seq_len)
 
 
-def _pack(start: np.ndarray, length: np.ndarray, seq_len: int, mode: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _pack(start: np.ndarray, length: np.ndarray, seq_len: int, mode: str) -> tuple[np.ndarray, ...]:
     "Rows from the spans of one domain's documents: (row, start, length) of each piece, sorted by row."
     if mode == "concat":
         new = np.append(True, start[1:] != start[:-1] + length[:-1])  # neighbours in the file are one run
@@ -121,7 +126,8 @@ class Plan:
     """How the documents of one split are laid into rows of `seq_len` tokens. Made by build_plan.
 
     Row r is the pieces row_start[r] .. row_start[r + 1] - 1; piece p is `piece_length[p]` inputs from global token
-    `piece_start[p]`; domain d owns the rows domain_start[d] .. domain_start[d + 1] - 1. `checksum` is that of the shards' index.
+    `piece_start[p]`; domain d owns the rows domain_start[d] .. domain_start[d + 1] - 1.
+    `checksum` is that of the shards' index.
     """
 
     mode: str
@@ -144,7 +150,8 @@ class Plan:
     def waste(self) -> dict[str, float]:
         "Padding as a share of all slots, and pieces per row (each one but the first was fitted in)."
         slots = self.n_rows * self.seq_len
-        return {"rows": self.n_rows, "slots": slots, "padding": 1 - int(self.piece_length.sum()) / slots, "pieces_per_row": len(self.piece_start) / self.n_rows}
+        return {"rows": self.n_rows, "slots": slots, "padding": 1 - int(self.piece_length.sum()) / slots,
+            "pieces_per_row": len(self.piece_start) / self.n_rows}
 
     @staticmethod
     def path(directory: str | Path, seq_len: int, mode: str) -> Path:
@@ -164,25 +171,23 @@ class Plan:
         try:
             with np.load(path, allow_pickle=False) as z:
                 values = {f.name: z[f.name] for f in fields(cls)}
-        except (OSError, ValueError, KeyError, EOFError, _bad_zip()) as e:
-            raise UsageError(f"{path}: not a readable packing plan ({e}): delete it, it is made again when needed") from None
-        values |= {"mode": str(values["mode"]), "seq_len": int(values["seq_len"]), "checksum": str(values["checksum"])}
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as e:
+            raise UsageError(f"{path}: not a readable packing plan ({e}): delete it, it is made again when "
+                "needed") from None
+        values |= {"mode": str(values["mode"]), "seq_len": int(values["seq_len"]),
+            "checksum": str(values["checksum"])}
         if values["checksum"] != shards.checksum:
-            raise UsageError(f"{path}: made for other shards than {shards.directory}: delete it, it is made again when needed")
+            raise UsageError(f"{path}: made for other shards than {shards.directory}: delete it, it is made "
+                "again when needed")
         return cls(**values)
-
-
-def _bad_zip() -> type[Exception]:
-    import zipfile
-
-    return zipfile.BadZipFile
 
 # %% ../../nbs/01_data/06_stream.ipynb #b489320f
 def build_plan(shards: Shards, seq_len: int, mode: str = "concat") -> Plan:
     """Lay the documents of `shards` into rows of `seq_len` tokens, one domain a row, every token once.
 
-    mode: "concat" (cut every seq_len tokens), "best_fit" (cut only what is longer than a row), "pad" (a document never shares a row).
-    Time and memory are linear in the number of documents and rows. Raises UsageError for an unknown mode or a length below 2.
+    mode: "concat" (cut every seq_len tokens), "best_fit" (cut only what is longer than a row),
+    "pad" (a document never shares a row). Time and memory are linear in the number of documents and rows.
+    Raises UsageError for an unknown mode or a length below 2.
     """
     if mode not in MODES:
         raise UsageError(f"data.packing {mode!r} is not one of {', '.join(MODES)}{did_you_mean(mode, MODES)}")
@@ -198,15 +203,16 @@ def build_plan(shards: Shards, seq_len: int, mode: str = "concat") -> Plan:
         lengths.append(n)
         domain_start.append(domain_start[-1] + int(row[-1]) + 1)
     row_start = np.searchsorted(np.concatenate(rows), np.arange(domain_start[-1] + 1))
-    return Plan(mode, seq_len, shards.checksum, row_start, np.concatenate(starts), np.concatenate(lengths).astype(np.int32), np.array(domain_start))
+    return Plan(mode, seq_len, shards.checksum, row_start, np.concatenate(starts),
+        np.concatenate(lengths).astype(np.int32), np.array(domain_start))
 
 # %% ../../nbs/01_data/06_stream.ipynb #dbc3a2df
 @dataclass
 class Batch:
     """Rows for the model; all int64. B rows of T tokens.
 
-    input_ids, labels (-100: not counted), position_ids (restart in each document), document_ids (0, 1, ... inside a row) [B, T];
-    domain_ids, sample_ids (row of the plan) [B].
+    input_ids, labels (-100: not counted), position_ids (restart in each document), document_ids (0, 1, ... inside
+    a row) [B, T]; domain_ids, sample_ids (row of the plan) [B].
     """
 
     input_ids: torch.Tensor
@@ -263,15 +269,17 @@ def gather(shards: Shards, plan: Plan, rows: np.ndarray) -> Batch:
     positions = np.arange(n * t) - np.repeat(first, length)
     domains = np.searchsorted(plan.domain_start, rows, side="right") - 1
     flat = (inputs, labels, positions, np.repeat(in_row, length))
-    return Batch(*(torch.from_numpy(a.reshape(n, t)) for a in flat), torch.from_numpy(domains), torch.from_numpy(np.array(rows, np.int64)))
+    return Batch(*(torch.from_numpy(a.reshape(n, t)) for a in flat), torch.from_numpy(domains),
+        torch.from_numpy(np.array(rows, np.int64)))
 
 # %% ../../nbs/01_data/06_stream.ipynb #f59e9169
 @dataclass(frozen=True)
 class ControlLog:
-    """The decisions that move the data, in order of `from_sample` (consumed samples): the only such thing besides the seed.
+    """The decisions that move the data, in order of `from_sample` (consumed samples): nothing else does but the seed.
 
-    entries: {"from_sample": c, "skip": n} leaves out the next n samples; {"from_sample": c, "mixture": {domain: weight}} draws domains
-    by these weights from then on. Raises UsageError for anything else.
+    entries: {"from_sample": c, "skip": n} leaves out the next n samples;
+    {"from_sample": c, "mixture": {domain: weight}} draws domains by these weights from then on.
+    Raises UsageError for anything else.
     """
 
     entries: tuple[dict, ...] = ()
@@ -284,7 +292,8 @@ class ControlLog:
             if kind not in ({"skip"}, {"mixture"}) or "from_sample" not in e:
                 raise UsageError(f"{where}: expected from_sample with either skip or mixture")
             if not _is_count(e["from_sample"]) or e["from_sample"] < last:
-                raise UsageError(f"{where}: from_sample must be a whole number and not before the entry above ({last}): the past can't be changed")
+                raise UsageError(f"{where}: from_sample must be a whole number and not before the entry above "
+                    f"({last}): the past can't be changed")
             if "skip" in e and (not _is_count(e["skip"]) or not e["skip"]):
                 raise UsageError(f"{where}: skip must be a whole number of samples above 0")
             if "mixture" in e:
@@ -307,7 +316,7 @@ class ControlLog:
         return [(e["from_sample"], e["mixture"]) for e in self.entries if "mixture" in e]
 
     def position(self, consumed):
-        "Place in the undisturbed order of the next sample after `consumed` ones: consumed + what was skipped until then. Scalars or arrays."
+        "Place in the undisturbed order of the next sample: consumed + all skipped until then. Scalars or arrays."
         skips = self.skips
         total = np.cumsum([0] + [n for _, n in skips])
         passed = np.searchsorted([c for c, _ in skips], consumed, side="right")
@@ -332,14 +341,15 @@ def _check_weights(weights, where: str) -> None:
         raise UsageError(f"{where}: mixture must map domains to weights, e.g. {{prose: 3, code: 1}}")
     for domain, w in weights.items():
         if isinstance(w, bool) or not isinstance(w, (int, float)) or not math.isfinite(w) or w <= 0:
-            raise UsageError(f"{where}: weight {w!r} of domain {domain!r} must be a number above 0; leave a domain out to draw nothing from it")
+            raise UsageError(f"{where}: weight {w!r} of domain {domain!r} must be a number above 0; leave a "
+                "domain out to draw nothing from it")
 
 # %% ../../nbs/01_data/06_stream.ipynb #0afefb15
 CYCLE = 1024  # turns over which a mixture is exact
 
 
 def apportion(weights: Iterable[float], total: int = CYCLE) -> list[int]:
-    "Share out `total` turns by weight: whole numbers that sum to `total`, each within one of its exact share (largest remainder)."
+    "Share out `total` turns by weight (largest remainder): whole numbers, each within one of its exact share."
     weights = np.asarray(list(weights), float)
     exact = weights / weights.sum() * total
     turns = np.floor(exact).astype(int)
@@ -351,7 +361,8 @@ def apportion(weights: Iterable[float], total: int = CYCLE) -> list[int]:
 def quota(turns: Sequence[int], q: int) -> list[int]:
     """How many of the first `q` turns of a cycle belong to each domain: spread evenly, in closed form.
 
-    Sums to q; never falls when q grows; equals `turns` at the end of the cycle. The first domain is split off, the rest share what is left.
+    Sums to q; never falls when q grows; equals `turns` at the end of the cycle. (The first domain is split off,
+    the rest share what is left.)
     """
     counts, total = [], sum(turns)
     for n in turns:
@@ -362,18 +373,21 @@ def quota(turns: Sequence[int], q: int) -> list[int]:
 
 # %% ../../nbs/01_data/06_stream.ipynb #7b0a6ec1
 class SampleOrder:
-    """Rows in training order: a pure function of seed, consumed samples and control log. No state; a small cache of blocks.
+    """Rows in training order: a pure function of seed, consumed samples and control log (and a small cache of blocks).
 
-    domain_start: [n_domains + 1] rows of each domain (as in Plan). domains: their names. Without a mixture entry the turns of an epoch
-    are the rows of each domain; with one, CYCLE turns by weight. Raises UsageError for unknown domains or a weight too small to get a turn.
+    domain_start: [n_domains + 1] rows of each domain (as in Plan). domains: their names. Without a mixture entry
+    the turns of an epoch are the rows of each domain; with one, CYCLE turns by weight.
+    Raises UsageError for unknown domains or a weight too small to get a turn.
     """
 
-    def __init__(self, domain_start: Sequence[int], domains: Sequence[str], seed: int = 0, control: ControlLog = ControlLog()):
+    def __init__(self, domain_start: Sequence[int], domains: Sequence[str], seed: int = 0,
+                 control: ControlLog = ControlLog()):
         self.start = [int(s) for s in domain_start]
         self.sizes = np.diff(self.start)
         self.domains, self.seed, self.control = list(domains), int(seed), control
-        self._blocks: dict[tuple[int, int, int], tuple[np.ndarray, np.ndarray]] = {}
-        self._phases = [(0, self.sizes.tolist(), np.zeros(len(self.sizes), np.int64))]  # (position, turns in a cycle, counters there)
+        self._blocks: dict[tuple[int, int, int], np.ndarray] = {}
+        # (position, turns in a cycle, counters there)
+        self._phases = [(0, self.sizes.tolist(), np.zeros(len(self.sizes), np.int64))]
         for from_sample, weights in control.mixtures:
             position = control.position(from_sample)
             self._phases.append((position, self._turns(weights), self.counters(position)))
@@ -381,11 +395,13 @@ class SampleOrder:
     def _turns(self, weights: Mapping[str, float]) -> list[int]:
         for name in weights:
             if name not in self.domains:
-                raise UsageError(f"mixture: no domain {name!r} in the shards, which have {', '.join(map(repr, self.domains))}{did_you_mean(name, self.domains)}")
+                raise UsageError(f"mixture: no domain {name!r} in the shards, which have "
+                    f"{', '.join(map(repr, self.domains))}{did_you_mean(name, self.domains)}")
         turns = apportion(weights.get(name, 0) for name in self.domains)
         for name in weights:
             if not turns[self.domains.index(name)]:
-                raise UsageError(f"mixture: the weight {weights[name]} of domain {name!r} is less than 1 in {2 * CYCLE} of the total, it would never be drawn: raise it or leave the domain out")
+                raise UsageError(f"mixture: the weight {weights[name]} of domain {name!r} is less than 1 in "
+                    f"{2 * CYCLE} of the total, it would never be drawn: raise it or leave the domain out")
         return turns
 
     def _locate(self, position: int) -> tuple[tuple[int, int, int], int]:
@@ -396,7 +412,7 @@ class SampleOrder:
         return (phase, cycle, turn // CYCLE), turn % CYCLE
 
     def _block(self, where: tuple[int, int, int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        "Domain of each turn of a block, each turn's index in its domain's endless order, and the counters where the block begins."
+        "Of a block: each turn's domain, its index in that domain's endless order, and the counters where it begins."
         phase, cycle, block = where
         _, turns, base = self._phases[phase]
         before = np.array(quota(turns, block * CYCLE))
@@ -456,11 +472,14 @@ class SampleOrder:
 class Stream:
     """Batches of a split in training order: batch(consumed, n) is a pure function, to resume means to go on counting.
 
-    shards: Shards or the split's folder (then opened with `verify`). seq_len: tokens in a row. seed, control: see SampleOrder.
-    mode: packing, see build_plan; a saved plan beside the shards is used if there is one, or `plan` if given.
+    shards: Shards or the split's folder (then opened with `verify`). seq_len: tokens in a row.
+    seed, control: see SampleOrder. mode: packing, see build_plan; a saved plan beside the shards is used
+    if there is one, or `plan` if given.
     """
 
-    def __init__(self, shards: Shards | str | Path, seq_len: int, seed: int = 0, control: ControlLog = ControlLog(), mode: str = "concat", verify: bool = True, plan: Plan | None = None):
+    def __init__(self, shards: Shards | str | Path, seq_len: int, seed: int = 0,
+        control: ControlLog = ControlLog(),
+                 mode: str = "concat", verify: bool = True, plan: Plan | None = None):
         self.shards = shards if isinstance(shards, Shards) else Shards(shards, verify=verify)
         if plan is None:
             saved = Plan.path(self.shards.directory, seq_len, mode)
@@ -488,12 +507,14 @@ class Stream:
     def check_batch(self, n: int, world_size: int = 1) -> None:
         "Raise UsageError unless a global batch of `n` samples can be served to `world_size` ranks."
         if n > self.n_rows:
-            raise UsageError(f"{self.shards.directory}: {self.n_rows} rows of seq_len {self.seq_len}, the global batch needs {n}: lower data.seq_len or trainer.global_batch, or add text")
+            raise UsageError(f"{self.shards.directory}: {self.n_rows} rows of seq_len {self.seq_len}, the "
+                f"global batch needs {n}: lower data.seq_len or trainer.global_batch, or add text")
         if n < 1 or n % world_size:
-            raise UsageError(f"global batch of {n} samples can't be shared by {world_size} ranks: make trainer.global_batch a multiple of {world_size}")
+            raise UsageError(f"global batch of {n} samples can't be shared by {world_size} ranks: make "
+                f"trainer.global_batch a multiple of {world_size}")
 
     def batch(self, consumed: int, n: int, rank: int = 0, world_size: int = 1) -> Batch:
-        """This rank's part of the global batch of `n` samples that follows `consumed` ones: rows [n / world_size, seq_len].
+        """This rank's part of the global batch of `n` samples after `consumed` ones: rows [n / world_size, seq_len].
 
         Raises UsageError if the split has fewer rows than `n` or the ranks do not divide it.
         """
@@ -510,7 +531,10 @@ class Stream:
         return self.control.position(consumed) / self.n_rows
 
     def contributions(self, consumed: int) -> dict[str, dict[str, float]]:
-        "What each domain gave to the first `consumed` samples: samples, tokens (counted labels), epochs (samples / rows). Skipped ones are not counted."
+        """What each domain gave to the first `consumed` samples; skipped ones are not counted.
+
+        samples, tokens (counted labels), epochs (samples / rows of the domain: how often its text was read).
+        """
         n_valid, spans, skipped = self.plan.n_valid, [(0, self.control.position(consumed))], 0
         for from_sample, n in self.control.skips:
             if from_sample <= consumed:
@@ -519,9 +543,12 @@ class Stream:
         ends = [(self.order.counters(a), self.order.counters(b)) for a, b in spans]
         result = {}
         for d, name in enumerate(self.shards.domains):
-            parts = [(int(b[d] - a[d]), self._tokens(d, int(b[d]), n_valid) - self._tokens(d, int(a[d]), n_valid)) for a, b in ends]
-            samples, tokens = (parts[0][k] - sum(p[k] for p in parts[1:]) for k in (0, 1))
-            result[name] = {"samples": samples, "tokens": tokens, "epochs": samples / int(self.order.sizes[d])}
+            samples = [int(b[d] - a[d]) for a, b in ends]
+            tokens = [self._tokens(d, int(b[d]), n_valid) - self._tokens(d, int(a[d]), n_valid) for a,
+                b in ends]
+            read = 2 * samples[0] - sum(samples)  # the first span less all others
+            result[name] = {"samples": read, "tokens": 2 * tokens[0] - sum(tokens),
+                "epochs": read / int(self.order.sizes[d])}
         return result
 
     def _tokens(self, domain: int, count: int, n_valid: np.ndarray) -> int:

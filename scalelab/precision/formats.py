@@ -22,7 +22,7 @@ class Format:
     """A binary floating-point format of at most 32 bits.
 
     exponent_bits, mantissa_bits: widths (the leading one is not stored). max: largest finite value.
-    overflow: what lies beyond, "inf", or "nan" where the format has no infinity. dtype: torch's type, None if it has none.
+    overflow: what becomes of larger ones, "inf", or "max" where the format has no infinity. dtype: torch's type, None if it has none.
     """
 
     name: str
@@ -63,7 +63,7 @@ FORMATS: dict[str, Format] = {f.name: f for f in (
     Format("bf16", 8, 7, _ieee_max(8, 7), "inf", torch.bfloat16),
     Format("fp16", 5, 10, _ieee_max(5, 10), "inf", torch.float16),
     Format("fp8_e5m2", 5, 2, _ieee_max(5, 2), "inf", torch.float8_e5m2),
-    Format("fp8_e4m3", 4, 3, 448.0, "nan", torch.float8_e4m3fn),
+    Format("fp8_e4m3", 4, 3, 448.0, "max", torch.float8_e4m3fn),
 )}
 
 
@@ -85,7 +85,7 @@ def round_to(x: torch.Tensor, name: str) -> torch.Tensor:
     """Values of `x` rounded to the format `name` (nearest, ties to even), returned in fp32, same shape and device.
 
     x: fp32, or a narrower float, which fp32 holds exactly; fp64 would round twice and raises TypeError.
-    Exact in subnormals, at overflow (torch's rule: infinity, or NaN for e4m3) and for signed zeros; NaN gives NaN without its payload.
+    Exact in subnormals, at overflow (torch's rule: infinity, or the largest number for e4m3) and for signed zeros; NaN gives NaN without its payload.
     Not differentiable. tf32 too rounds to nearest even, as no hardware promises to.
     """
     f = format_of(name)
@@ -101,7 +101,7 @@ def round_to(x: torch.Tensor, name: str) -> torch.Tensor:
     if f.exponent_bits < 8:  # with 8 exponent bits the subnormals are those of fp32
         out = torch.where(mag >> 23 < 127 + f.min_exponent, _subnormal_bits(mag, f), out)
     top = int(np.float32(f.max).view(np.int32))
-    out = torch.where(out > top, 0x7F800000 if f.overflow == "inf" else 0x7FC00000, out)
+    out = torch.where(out > top, 0x7F800000 if f.overflow == "inf" else top, out)
     out = torch.where(mag > 0x7F800000, 0x7FC00000, out) | sign
     return (out - ((out >> 31) << 32)).to(torch.int32).view(torch.float32)  # back to signed 32 bits
 
@@ -151,14 +151,14 @@ def exponent_histogram(x: torch.Tensor) -> ExponentHistogram:
 def range_shares(x: torch.Tensor, name: str) -> dict[str, float]:
     """Shares of the finite non-zero elements of `x` that fall outside what the format holds well.
 
-    underflow: become zero; subnormal: stay, with fewer bits; overflow: become infinite or NaN. All 0.0 for an empty tensor.
+    underflow: become zero; subnormal: stay, with fewer bits; overflow: lie beyond the largest number, after rounding. All 0.0 for an empty tensor.
     """
     f, x = format_of(name), x.reshape(-1)
     x = x[x.isfinite() & (x != 0)]
-    y = round_to(x, name).abs()
-    n = max(1, len(x))
+    y, n = round_to(x, name).abs(), max(1, len(x))
+    edge = f.max + f.eps * 2.0 ** (np.floor(np.log2(f.max)) - 1)  # half a step beyond the largest
     return {"underflow": int((y == 0).sum()) / n, "subnormal": int(((y > 0) & (y < f.min_normal)).sum()) / n,
-            "overflow": int((~y.isfinite()).sum()) / n}
+            "overflow": int((y.isinf() | (x.abs() > edge)).sum()) / n}
 
 
 def underflow_share(x: torch.Tensor, name: str) -> float:
