@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import random
 import re
@@ -25,7 +26,8 @@ from .documents import read_documents
 # %% auto #0
 __all__ = ['RULES', 'Rule', 'Verdict', 'text_units', 'symbol_share', 'repeated_lines', 'repeated_ngram', 'compressed_share',
            'undo_latin', 'undo_gbk', 'undo_escapes', 'repair_text', 'mojibake_share', 'boilerplate', 'keyword_spam',
-           'check', 'apply_rules', 'QualityConfig', 'length_limits', 'split_over_long']
+           'check', 'apply_rules', 'QualityConfig', 'length_limits', 'split_over_long', 'removal_rates', 'tail_shares',
+           'main']
 
 # %% ../../nbs/01_data/02_quality.ipynb #12e3fd26
 @dataclass(frozen=True)
@@ -225,21 +227,28 @@ def mojibake_share(text: str) -> float:
     return min(1.0, max((marks + pairs) / len(text), gbk if gbk > 0.3 else 0.0))
 
 # %% ../../nbs/01_data/02_quality.ipynb #6aee2b9f
-_FURNITURE = re.compile("|".join([
-    r"首页|关于我们|联系(?:我们|方式)|网站(?:地图|导航)|友情链接|广告(?:服务|合作)|版权所有|ICP备|ICP证|公网安备|侵权.{0,8}(?:联系|删除)|(?:未经|禁止).{0,6}转载|转载请注明",
-    r"登录后|请先?登录|立即注册|免费注册|忘记密码|用户登录|(?:加载|查看|阅读|了解)更多|展开(?:全文|阅读)|点击(?:加载|查看|展开|下载)|浏览器(?:不支持|版本)|启用\s?JavaScript",
-    r"责任编辑|(?:分享|转发)到|上一[篇页条]|下一[篇页条]|扫(?:码|一扫|描)|(?:关注|微信)公众号|返回(?:顶部|首页)|收藏本[站页]|设为首页|相关(?:阅读|推荐|文章)|热门(?:推荐|文章)|猜你喜欢|(?:全部|暂无|发表)评论|我的订单|购物车",
-    r"点赞|收藏|转发|朋友圈|新浪微博|QQ(?:好友|空间)|复制链接|立即登录|下载 ?(?:APP|客户端)|打开(?:APP|客户端)|换一换|举报|不感兴趣|新人.{0,4}优惠",
-    r"all rights reserved|terms of (?:use|service)|privacy policy|terms \||\| *privacy|site ?map|accept (?:all )?cookies|(?:this|our) (?:web)?site uses cookies|manage preferences|cookie (?:policy|settings)",
-    r"\bcookies?\b|we value your privacy|(?:we and )?our partners|privacy notice|personali[sz]ed (?:ads|content)|(?:accept|reject) all\b|you consent to|save and close|always active",
-    r"subscribe (?:to|now|here)|sign (?:in|up)\b|log ?in\b|my account|leave a (?:comment|reply)|posted (?:in|by|on)\b|share (?:on|this)|pin it|follow us|read more|load more|click here|skip to (?:main )?content|back to top",
-    r"(?:enable|requires?) javascript|javascript is (?:disabled|required)|40[34] (?:not found|forbidden)|page not found|(?:you may|you might) also like|related (?:posts|articles)|powered by|add to cart|home *[|>»] *|contact us|about us",
-]), re.I)
-_SPAM = re.compile("|".join([
-    r"限时|秒杀|(?:原|现|特)价|全国包邮|仅剩|最后\d+[件天]|免费(?:领取|试用|观看|下载|咨询)|加(?:微信|V信|QQ)|微信号|在线观看|高清(?:无码|视频)?|日[赚入]\d*|轻松赚|兼职|博彩|开户送|澳门|棋牌|贷款|信用卡套现|代开发票|办证",
-    r"哪家好|多少钱|厂家(?:直销)?|批发|价格|报价|排名优化|回复[“\"].{1,12}[”\"]|领取资料|点击购买|立即(?:购买|抢购|下单)|祖传秘方|包治|减肥茶",
-    r"buy (?:cheap|now|online)|cheap \w+|discount|best price|lowest price|free (?:shipping|trial|download)|only \$ ?\d+|was \$ ?\d+|act now|order now|limited (?:time|offer)|casino|viagra|jackpot|make money|earn \$|work from home|lorem ipsum",
-]), re.I)
+_FURNITURE_ZH = re.compile("|".join([
+    "首页|关于我们|联系(?:我们|方式)|网站(?:地图|导航)|友情链接|广告(?:服务|合作)|版权所有|ICP[备证]|公网安备|侵权.{0,8}(?:联系|删除)|未经.{0,6}转载|禁止.{0,4}转载|转载请注明",
+    "本站.{0,10}(?:来源|转载|整理)[于自]|登录后|请先?登录|立即(?:注册|登录)|免费注册|忘记密码|用户登录|(?:加载|查看|阅读|了解)更多|展开(?:全文|阅读)|点击(?:加载|查看|展开|下载)|浏览器(?:不支持|版本)",
+    "刷新(?:本页|页面|重试)|启用 ?JavaScript|责任编辑|分享到|转发到|上一[篇页条]|下一[篇页条]|扫(?:码|一扫|描)|(?:关注|微信)公众号|返回(?:顶部|首页)|收藏本[站页]|设为首页|相关(?:阅读|推荐|文章)|热门(?:推荐|文章)|猜你喜欢",
+    "(?:全部|暂无|发表)评论|我的订单|购物车|点赞|收藏|转发|朋友圈|新浪微博|QQ(?:好友|空间)|复制链接|下载 ?(?:APP|客户端)|打开(?:APP|客户端)|换一换|举报|不感兴趣|新人.{0,4}优惠",
+]))
+_FURNITURE_EN = re.compile("|".join([
+    r"all rights reserved|terms of (?:use|service)|privacy (?:policy|notice)|terms \||\| *privacy|site ?map|cookies?\b|we value your privacy|our partners|personali[sz]ed (?:ads|content)|(?:accept|reject) all\b|manage preferences",
+    r"you consent to|save and close|always active|subscribe (?:to|now|here)|sign (?:in|up)\b|log ?in\b|my account|leave a (?:comment|reply)|posted (?:in|by|on)\b|share (?:on|this)|pin it|follow us|(?:read|load) more|click here",
+    r"skip to (?:main )?content|back to top|(?:enable|requires?) javascript|javascript is (?:disabled|required)|40[34] (?:not found|forbidden)|page not found|you m(?:ay|ight) also like|related (?:posts|articles)|powered by|add to cart|home *[|>»]|contact us|about us",
+]))
+_SPAM_ZH = re.compile("|".join([
+    "限时|秒杀|[原现特]价|全国包邮|仅剩|最后[0-9]+[件天]|免费(?:领取|试用|观看|下载|咨询)|加(?:微信|V信|QQ)|微信号|在线观看|高清(?:无码|视频)?|日[赚入][0-9]*|轻松赚|兼职|博彩|开户送|澳门|棋牌|贷款|信用卡套现|代开发票|办证",
+    "哪家好|多少钱|厂家(?:直销)?|批发|价格|报价|排名优化|回复[“\"].{1,12}[”\"]|领取资料|点击购买|立即(?:购买|抢购|下单|拨打)|祖传秘方|包治|减肥茶",
+]))
+_SPAM_EN = re.compile(
+    r"buy (?:cheap|now|online)|cheap \w+|discount|(?:best|lowest) price|free (?:shipping|trial|download)|only \$ ?\d+|was \$ ?\d+|(?:act|order) now|limited (?:time|offer)|casino|viagra|jackpot|make money|earn \$|work from home|lorem ipsum")
+# a word of every English phrase above: pieces without any are not searched, which makes the rule four times as fast
+_HINTS = frozenset("""rights terms privacy sitemap site cookie cookies partners personalised personalized accept reject preferences consent close
+    active subscribe sign log login account comment reply posted share pin follow read load click skip top javascript found forbidden like related
+    powered cart home contact about buy cheap discount price shipping trial download only was now limited casino viagra jackpot money earn work
+    lorem""".split())
 _PIECE = re.compile(r"[\n！!。]+|(?<=[a-z\]])\. +")
 
 
@@ -259,37 +268,52 @@ def _pieces(text: str) -> Iterator[str]:
         yield part.strip()
 
 # %% ../../nbs/01_data/02_quality.ipynb #fe2a20f7
-def _junk_pieces(text: str) -> tuple[float, float]:
-    "Shares of the characters in pieces of page furniture and in pieces of advertising, of the first 50,000 characters."
-    furniture = spam = total = 0
-    for piece in _pieces(text[:50_000]):
-        size = len(piece)
-        total += size
-        if not 2 <= size <= 400:  # a longer one has neither spaces nor commas: no sentence of either kind
-            continue
-        words = text_units(piece)
-        if len(set(m.lower() for m in _SPAM.findall(piece))) >= 2 + words // 40 or _is_stuffed(piece):
-            spam += size
-        elif (hits := len(_FURNITURE.findall(piece))) and words <= 16 * hits:
-            furniture += size
-        elif words <= 12 and _SPAM.search(piece):
-            spam += size
-    return furniture / max(total, 1), spam / max(total, 1)
-
-
-def _is_stuffed(piece: str) -> bool:
-    "Does one word or phrase take up most of a piece? 净水器净水器净水器; shoes shoes shoes."
-    if (m := re.search(r"([\u4e00-\u9fff]{2,6})\1{2,}", piece)) and len(m[0]) >= 0.25 * len(piece):
-        return True
-    han = "".join(_HAN.findall(piece))
-    if len(han) >= 16:
-        pair, times = Counter(han[i : i + 2] for i in range(len(han) - 1)).most_common(1)[0]
-        if times >= 5 and 2 * times >= 0.2 * len(han):
+def _is_stuffed(han: str, words: list[str]) -> bool:
+    "Does one word or pair of characters take up much of a piece? 净水器净水器净水器; shoes shoes shoes."
+    pairs = [han[i : i + 2] for i in range(len(han) - 1)]
+    if len(pairs) >= 5 and len(set(pairs)) <= len(pairs) - 2:
+        times = Counter(pairs).most_common(1)[0][1]
+        if times >= 3 and 2 * times >= (0.2 if times >= 5 else 0.3) * len(han):
             return True
-    words = re.findall(r"[a-z]{4,}", piece.lower())
-    return len(words) >= 4 and max(Counter(words).values()) >= max(3, 0.25 * len(words))
+    long = [word for word in words if len(word) >= 4]
+    if len(long) < 4 or len(set(long)) == len(long):
+        return False
+    return Counter(long).most_common(1)[0][1] >= max(3, 0.25 * len(long))
 
 
+def _piece_kind(piece: str) -> str:
+    '"spam", "furniture", "stuffed" or "" for an ordinary piece.'
+    han, words = "".join(_HAN.findall(piece)), re.findall(r"[a-z]+", low := piece.lower())
+    spam, furniture = set(), 0
+    if len(han) >= 2:
+        spam.update(_SPAM_ZH.findall(piece))
+        furniture += len(_FURNITURE_ZH.findall(piece))
+    if not _HINTS.isdisjoint(words):
+        spam.update(_SPAM_EN.findall(low))
+        furniture += len(_FURNITURE_EN.findall(low))
+    size = len(han) + len(words)
+    if len(spam) >= 2 + size // 40:
+        return "spam"
+    if furniture and size <= 16 * furniture:
+        return "furniture"
+    if spam and size <= 12:
+        return "spam"
+    return "stuffed" if _is_stuffed(han, words) else ""
+
+
+@functools.lru_cache(maxsize=1)  # two rules ask for the same text, one after the other
+def _junk_pieces(text: str) -> tuple[float, float]:
+    "Shares of the characters in pieces of page furniture and in pieces of advertising, of the first 20,000 characters."
+    sizes: Counter[str] = Counter()
+    for piece in _pieces(text[:20_000]):
+        sizes["all"] += len(piece)
+        if 2 <= len(piece) <= 400:  # a longer one has neither spaces nor commas: no sentence of either kind
+            sizes[_piece_kind(piece)] += len(piece)
+    if sizes["stuffed"] and (sizes["spam"] or sizes["furniture"] or _SPAM_ZH.search(text) or _SPAM_EN.search(text.lower())):
+        sizes["spam"] += sizes["stuffed"]
+    return sizes["furniture"] / max(sizes["all"], 1), sizes["spam"] / max(sizes["all"], 1)
+
+# %% ../../nbs/01_data/02_quality.ipynb #0d664d1e
 def boilerplate(text: str) -> float:
     "Share of page furniture and advertising together, 0 when there is more advertising than furniture."
     furniture, spam = _junk_pieces(text)
@@ -306,7 +330,7 @@ RULES: dict[str, Rule] = {
     rule.name: rule
     for rule in [
         Rule("too_short", "nothing to learn from fewer than five words or characters", text_units, 5, below=True),
-        Rule("mojibake", "traces of a wrong decoder that can't be undone", mojibake_share, 0.02, by_domain={"code": 0.1}),
+        Rule("mojibake", "traces of a wrong decoder that can't be undone", mojibake_share, 0.02, by_domain={"code": 0.5}),
         Rule("symbol_share", "more symbols than text", symbol_share, 0.4, by_domain={"code": 0.6}),
         Rule("repeated_lines", "most lines stood there before", repeated_lines, 0.6, by_domain={"code": 0.8}),
         Rule("repeated_ngram", "one string makes up most of the text", repeated_ngram, 0.5, by_domain={"code": 0.9}),
@@ -429,3 +453,54 @@ def split_over_long(document: Mapping[str, Any], limit: int) -> list[dict[str, A
         at = end
     pieces.append(text[at:])
     return [dict(document) | {"id": f"{document['id']}#{i}", "text": piece} for i, piece in enumerate(pieces, 1)]
+
+# %% ../../nbs/01_data/02_quality.ipynb #b82af53b
+def removal_rates(documents: Iterable[dict[str, Any]], rules: Mapping[str, Rule] = RULES, key: str = "domain") -> dict[str, dict[str, Any]]:
+    """What the rules do to documents, by the value of column `key`: n, removed, repaired, exact, and removals by rule.
+
+    exact: repaired to the very text in column `clean`, where there is one. A document that fails two rules counts under both.
+    """
+    groups: dict[str, dict[str, Any]] = {}
+    for document in documents:
+        row = groups.setdefault(str(document.get(key)), {"n": 0, "removed": 0, "repaired": 0, "exact": 0, "rules": Counter()})
+        kept, failed = apply_rules(document, rules)
+        row["n"] += 1
+        row["removed"] += kept is None
+        row["repaired"] += kept is not None and kept["text"] != document["text"]
+        row["exact"] += kept is not None and kept["text"] != document["text"] and kept["text"] == document.get("clean")
+        row["rules"].update(verdict.rule for verdict in failed)
+    return {name: groups[name] | {"rules": dict(groups[name]["rules"])} for name in sorted(groups)}
+
+# %% ../../nbs/01_data/02_quality.ipynb #1e60ac87
+def tail_shares(documents: Iterable[Mapping[str, Any]], quantile: float = 0.995) -> dict[str, dict[str, Any]]:
+    "By domain what `length_limits` says, the longest document, and `lost`: the share of characters that truncation at the quantile throws away."
+    lengths: dict[str, list[int]] = defaultdict(list)
+    for document in documents:
+        lengths[str(document.get("domain"))].append(len(document["text"]))
+    limits = length_limits(({"domain": d, "text": range(n)} for d, ns in lengths.items() for n in ns), quantile)
+    return {d: limits[d] | {"longest": max(ns), "lost": sum(max(0, n - limits[d]["limit"]) for n in ns) / sum(ns)} for d, ns in sorted(lengths.items())}
+
+
+def main(argv: list[str] | None = None) -> int:
+    "Measure the rules on good and junk files and write the numbers, never the texts, as JSON."
+    parser = argparse.ArgumentParser(prog="python -m scalelab.data.quality", description=main.__doc__)
+    parser.add_argument("--good", nargs="*", default=[], help="files of good text: removals by domain, and the tails of length")
+    parser.add_argument("--junk", nargs="*", default=[], help="files of junk with a column `kind`: what is removed and repaired")
+    parser.add_argument("--per_file", type=int, default=300, help="good documents drawn from each file")
+    parser.add_argument("--seed", type=int, default=0, help="of the draw")
+    parser.add_argument("--out", required=True, help="JSON file to write")
+    args = parser.parse_args(argv)
+    drawn, everything = [], []
+    for path in args.good:
+        texts = [{"id": d["id"], "text": d["text"], "domain": d["domain"], "lang": d["lang"]} for d in read_documents(path)]
+        everything += [{"domain": d["domain"], "text": range(len(d["text"]))} for d in texts]
+        drawn += random.Random(args.seed).sample(texts, min(args.per_file, len(texts)))
+    made = {"good": removal_rates(drawn), "tails": tail_shares(everything),
+            "junk": removal_rates((d for path in args.junk for d in read_documents(path)), key="kind")}
+    atomic_write(args.out, json.dumps(made, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
+    return 0
+
+# %% ../../nbs/01_data/02_quality.ipynb #0ef34c83
+#| eval: false
+if __name__ == "__main__":
+    sys.exit(main())
