@@ -74,14 +74,12 @@ def _permutations(num_perm: int, seed: int) -> np.ndarray:
 
     pair = np.asarray(MinHash(num_perm=num_perm, seed=seed).permutations)
     if pair.dtype != np.uint32:
-        raise UsageError(
-            "deduplication needs datasketch 2.0 or newer (32-bit permutations): pip install -U datasketch"
-        )
+        raise UsageError("deduplication needs datasketch 2.0 or newer (32-bit permutations): pip install -U datasketch")
     return pair
 
 
 def signature(hashes: np.ndarray, num_perm: int = 128, seed: int = 1, block: int = 4096) -> np.ndarray:
-    """MinHash signature uint32 [num_perm] of shingle hashes: what datasketch's `update_batch` gives for their upper halves.
+    """MinHash signature uint32 [num_perm] of shingle hashes: what datasketch gives for their upper halves.
 
     An empty set keeps the largest value everywhere. Memory is num_perm * block * 4 bytes whatever the length.
     """
@@ -117,15 +115,11 @@ def lsh_bands(threshold: float = 0.8, recall: float = 0.999, num_perm: int = 128
     Raises UsageError when no setting of `num_perm` values reaches it.
     """
     if not 0 < threshold <= 1:
-        raise UsageError(
-            f"dedup threshold must be in (0, 1], got {threshold}: 0.8 is usual, 1 removes equal sets only"
-        )
+        raise UsageError(f"dedup threshold must be in (0, 1], got {threshold}: 0.8 is usual, 1 removes equal sets only")
     for rows in range(num_perm // 2, 0, -1):
         if collision_probability(threshold, num_perm // rows, rows) >= recall:
             return num_perm // rows, rows
-    raise UsageError(
-        f"{num_perm} permutations can't find pairs at threshold {threshold} with recall {recall}: lower the recall"
-    )
+    raise UsageError(f"{num_perm} permutations can't reach recall {recall} at threshold {threshold}: lower the recall")
 
 # %% ../../nbs/01_data/03_dedup.ipynb #efd6575a
 class NearIndex:
@@ -211,9 +205,8 @@ class DedupResult:
 def _preference(docs: Sequence[dict], keep: str) -> list[int]:
     "Positions in the order in which documents claim a place."
     if keep not in KEEP_POLICIES:
-        raise UsageError(
-            f"dedup keep={keep!r}: expected one of {', '.join(KEEP_POLICIES)}{did_you_mean(keep, KEEP_POLICIES)}"
-        )
+        hint = did_you_mean(keep, KEEP_POLICIES)
+        raise UsageError(f"dedup keep={keep!r}: expected one of {', '.join(KEEP_POLICIES)}{hint}")
     if keep == "first":
         return list(range(len(docs)))
     length = [len("".join(d["text"].split())) for d in docs]  # blanks must not win a place
@@ -224,11 +217,7 @@ def _preference(docs: Sequence[dict], keep: str) -> list[int]:
 
 # %% ../../nbs/01_data/03_dedup.ipynb #111bbf08
 def find_duplicates(
-    docs: Sequence[dict],
-    threshold: float = 0.8,
-    keep: str = "longest",
-    seed: int = 1,
-    sketches: Sketches | None = None,
+    docs: Sequence[dict], threshold: float = 0.8, keep: str = "longest", seed: int = 1, sketches: Sketches | None = None
 ) -> DedupResult:
     """Exact and near duplicates among `docs` (dicts with `id` and `text`), every near pair verified by exact Jaccard.
 
@@ -239,9 +228,7 @@ def find_duplicates(
     texts = [d["text"] for d in docs]
     order = _preference(docs, keep)
     first: dict[bytes, int] = {}
-    twin = {
-        i: first.setdefault(content_hash(texts[i]), i) for i in order
-    }  # position -> preferred exact twin, maybe itself
+    twin = {i: first.setdefault(content_hash(texts[i]), i) for i in order}  # its exact twin, or itself
     sketches = sketches or sketch(texts, seed=seed)
     index = NearIndex(texts, sketches, threshold)
     near: dict[int, tuple[int, float]] = {}
@@ -270,16 +257,12 @@ def find_duplicates(
 
 # %% ../../nbs/01_data/03_dedup.ipynb #9011adf1
 def near_clusters(
-    docs: Sequence[dict],
-    threshold: float = 0.5,
-    recall: float = 0.85,
-    seed: int = 1,
-    sketches: Sketches | None = None,
+    docs: Sequence[dict], threshold: float = 0.5, recall: float = 0.85, seed: int = 1, sketches: Sketches | None = None
 ) -> np.ndarray:
     """Cluster label int64 [n] of each document: the position of the first member of its cluster.
 
-    Documents joined by verified pairs with J >= threshold, directly or through others, share a label. A split that keeps
-    clusters whole has no pair with J >= 0.8 across it but for a chance of about 5e-8 a pair (32 bands of 4).
+    Documents joined by verified pairs with J >= threshold, directly or through others, share a label.
+    In a split that keeps clusters whole, a pair with J >= 0.8 lies across with a chance of 5e-8 (32 bands of 4).
     """
     texts = [d["text"] for d in docs]
     index = NearIndex(texts, sketches or sketch(texts, seed=seed), threshold, recall)

@@ -9,7 +9,6 @@ import codecs
 import csv
 import glob
 import gzip
-import io
 import itertools
 import json
 import math
@@ -18,7 +17,6 @@ import random
 import re
 import sysconfig
 import tempfile
-import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -30,9 +28,10 @@ import xxhash
 import zstandard
 
 from ..core.config import UsageError
+from .bytestream import MAX_LINE, NOT_FINITE, SURROGATE, BrokenFile, as_utf8, parse_objects, read_pieces, split_lines, tidy
 
 # %% auto #0
-__all__ = ['CODE_SUFFIXES', 'PROSE_SUFFIXES', 'TABLE_SUFFIXES', 'MAX_LINE', 'Reject', 'Rejects', 'find_files', 'detect_language',
+__all__ = ['CODE_SUFFIXES', 'PROSE_SUFFIXES', 'TABLE_SUFFIXES', 'Reject', 'Rejects', 'find_files', 'detect_language',
            'read_documents', 'write_documents', 'stdlib_documents']
 
 # %% ../../nbs/01_data/00_documents.ipynb #86d244a8
@@ -56,6 +55,15 @@ class Reject:
         return asdict(self)
 
 # %% ../../nbs/01_data/00_documents.ipynb #6f244db2
+def _json_line(row: dict[str, Any]) -> bytes:
+    "One dict as a line of UTF-8 JSON; a lone surrogate is written as its escape, dates and decimals as text."
+    text = json.dumps(row, ensure_ascii=False, allow_nan=False, default=str) + "\n"
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return (json.dumps(row, allow_nan=False, default=str) + "\n").encode()
+
+# %% ../../nbs/01_data/00_documents.ipynb #c72111b3
 class Rejects:
     """What was refused, what was mended, and what the reader wants to say.
 
@@ -104,21 +112,11 @@ class Rejects:
     def __exit__(self, *error) -> None:
         self.close()
 
-
-def _json_line(row: dict[str, Any]) -> bytes:
-    "One dict as a line of UTF-8 JSON; a lone surrogate is written as its escape, dates and decimals as text."
-    text = json.dumps(row, ensure_ascii=False, allow_nan=False, default=str) + "\n"
-    try:
-        return text.encode()
-    except UnicodeEncodeError:
-        return (json.dumps(row, allow_nan=False, default=str) + "\n").encode()
-
 # %% ../../nbs/01_data/00_documents.ipynb #afd6e814
 CODE_SUFFIXES = frozenset(
     ".py .pyi .js .mjs .ts .tsx .jsx .java .kt .scala .c .h .cc .cpp .hpp .cs .go .rs .rb .php .swift .lua .r .jl .sh .sql .css .vue".split())
 PROSE_SUFFIXES = {".txt": "prose", ".text": "prose", ".md": "docs", ".markdown": "docs", ".rst": "docs"}
 TABLE_SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
-MAX_LINE = 1 << 28  # bytes of one line or one text file, 256 MiB: more is no document, and would break the promise of flat memory
 
 
 def _kind(path: Path) -> tuple[str | None, str]:
@@ -144,6 +142,26 @@ def _walk(folder: Path, skipped: Counter[str]) -> Iterator[Path]:
             else:
                 skipped[path.suffix or name] += 1
 
+
+_KNOWN = "JSONL (.gz, .zst), Parquet, CSV, .txt, .md, .rst and source code"
+
+
+def _expand(text: str, skipped: Counter[str]) -> list[Path]:
+    "The files behind one input; UsageError if it is not there or of unknown kind."
+    path = Path(text)
+    if "://" in text:
+        raise UsageError(f"{text}: addresses are not read yet; copy the file to this machine and name it")
+    if path.is_dir():
+        return list(_walk(path, skipped))
+    if path.exists():
+        if not _kind(path)[0]:
+            raise UsageError(f"{path}: unknown kind of file {path.suffix!r}; known are {_KNOWN}")
+        return [path]
+    if not glob.has_magic(text):
+        raise UsageError(f"{path}: no such file or folder")
+    hits = [Path(hit) for hit in sorted(glob.glob(text, recursive=True))]  # a leading * never matches a hidden name
+    return [p for hit in hits for p in (_walk(hit, skipped) if hit.is_dir() else [hit] if _kind(hit)[0] else [])]
+
 # %% ../../nbs/01_data/00_documents.ipynb #6240f874
 def find_files(inputs: str | Path | Sequence[str | Path], rejects: Rejects | None = None) -> list[Path]:
     """The files behind files, folders (searched to the bottom) and globs, each once, in the order given, folders sorted.
@@ -151,179 +169,18 @@ def find_files(inputs: str | Path | Sequence[str | Path], rejects: Rejects | Non
     Hidden and `.tmp` names are left out; names of unknown kind in a folder are left out too and counted in `rejects.warnings`.
     Raises UsageError for an input that is not there, that holds no readable file, or whose kind is unknown.
     """
-    known = "JSONL (.gz, .zst), Parquet, CSV, .txt, .md, .rst and source code"
     found: dict[Path, Path] = {}
     for item in [inputs] if isinstance(inputs, (str, Path)) else inputs:
-        text, path, skipped = os.path.expanduser(str(item)), Path(item).expanduser(), Counter()
-        if "://" in text:
-            raise UsageError(f"{text}: addresses are not read yet; copy the file to this machine and name it")
-        if path.is_dir():
-            new = list(_walk(path, skipped))
-        elif path.exists():
-            if not _kind(path)[0]:
-                raise UsageError(f"{path}: unknown kind of file {path.suffix!r}; known are {known}")
-            new = [path]
-        elif glob.has_magic(text):
-            hits = [Path(hit) for hit in sorted(glob.glob(text, recursive=True))]  # a leading * never matches a hidden name
-            new = [p for hit in hits for p in (_walk(hit, skipped) if hit.is_dir() else [hit] if _kind(hit)[0] else [])]
-        else:
-            raise UsageError(f"{path}: no such file or folder")
+        path, skipped = os.path.expanduser(str(item)), Counter()
+        new = _expand(path, skipped)
         if not new:
-            raise UsageError(f"{path}: no readable file in it; known are {known}")
+            raise UsageError(f"{path}: no readable file in it; known are {_KNOWN}")
         if skipped and rejects:
             kinds = ", ".join(f"{n} {suffix}" for suffix, n in skipped.most_common(5))
             rejects.warnings.append(f"{path}: files of other kinds left out ({kinds})")
         for p in new:
             found.setdefault(p.resolve(), p)
     return list(found.values())
-
-# %% ../../nbs/01_data/00_documents.ipynb #d307f3af
-class _BrokenFile(Exception):
-    "The rest of a file can't be read; what came before it can."
-
-    def __init__(self, reason: str, message: str):
-        super().__init__(message)
-        self.reason, self.line = reason, None
-
-
-_MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
-
-
-def _pieces(path: Path, warn) -> Iterator[bytes]:
-    "Decompressed bytes of a file in pieces; raises _BrokenFile after the last good piece when the stream is cut or damaged."
-    with open(path, "rb") as file:
-        head = file.read(4)
-        file.seek(0)
-        packed = next((name for magic, name in _MAGIC.items() if head.startswith(magic)), None)
-        named = {".gz": "gzip", ".zst": "zstd"}.get(path.suffix.lower())
-        if head and packed != named:
-            warn(f"named {path.suffix} but it is {packed or 'not compressed'}: read as what it is")
-        if packed:
-            # small pieces in, because one piece may unpack to a thousand times its size
-            yield from _unpack(iter(lambda: file.read(1 << 14), b""), packed)
-        else:
-            yield from iter(lambda: file.read(1 << 18), b"")
-
-
-def _unpack(pieces: Iterator[bytes], packed: str) -> Iterator[bytes]:
-    "All members of a gzip file, all frames of a zstd file."
-    def fresh():
-        return zlib.decompressobj(31) if packed == "gzip" else zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
-
-    box, inside = fresh(), False
-    for piece in pieces:
-        while piece:
-            if not inside and packed == "gzip" and not (piece := piece.lstrip(b"\0")):
-                break  # zero padding after the last member is allowed
-            inside = True
-            try:
-                out = box.decompress(piece)
-            except (zlib.error, zstandard.ZstdError) as error:
-                raise _BrokenFile("corrupt_stream", f"damaged {packed} stream ({error})") from None
-            if out:
-                yield out
-            piece = b""
-            if box.eof:
-                piece, box, inside = box.unused_data, fresh(), False
-    if inside:
-        raise _BrokenFile("truncated_stream", f"the {packed} stream ends before its end: the file was cut off")
-
-# %% ../../nbs/01_data/00_documents.ipynb #88a555da
-_SURROGATE = re.compile("[\ud800-\udfff]")
-_BOMS = [(codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32"),  # UTF-32 first: FF FE begins both
-         (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"), (b"{\0", "utf-16-le"), (b"\0{", "utf-16-be")]
-
-
-def _as_utf8(pieces: Iterator[bytes], note) -> Iterator[bytes]:
-    "Drop a UTF-8 byte order mark; turn UTF-16 and UTF-32 with a mark into UTF-8."
-    head = b""
-    for piece in pieces:
-        head += piece
-        if len(head) >= 4:
-            break
-    mark, encoding = next(((m, e) for m, e in _BOMS if head.startswith(m)), (b"", None))
-    if encoding in (None, "utf-8"):
-        yield head[len(mark):]
-        yield from pieces
-        return
-    note(f"decoded_{encoding.replace('-', '_')}")
-    decoder = codecs.getincrementaldecoder(encoding)("replace")
-    for piece in itertools.chain([head], pieces):
-        yield decoder.decode(piece).encode()
-    yield decoder.decode(b"", True).encode()
-
-# %% ../../nbs/01_data/00_documents.ipynb #e6faeb6c
-def _lines(pieces: Iterator[bytes], note) -> Iterator[tuple[int, bytes | None]]:
-    "Numbered lines without their line end, cut at line feeds only; None stands for a line longer than MAX_LINE."
-    head, pieces = b"", iter(pieces)
-    for piece in pieces:
-        head += piece
-        if b"\n" in piece or len(head) > 1 << 20:
-            break
-    sep = b"\r" if b"\n" not in head and b"\r" in head.rstrip(b"\r") else b"\n"
-    if sep == b"\r":
-        note("cr_line_ends")
-    number, parts, size = 0, [], 0
-    try:
-        for piece in itertools.chain([head], pieces):
-            first, *rest = piece.split(sep)
-            size += len(first)
-            parts = parts + [first] if size <= MAX_LINE else []
-            for following in rest:
-                number += 1
-                yield number, b"".join(parts) if size <= MAX_LINE else None
-                parts, size = [following], len(following)
-    except _BrokenFile as error:
-        error.line = number + 1  # the line that was being read is not whole
-        raise
-    if size:
-        yield number + 1, b"".join(parts) if size <= MAX_LINE else None
-
-# %% ../../nbs/01_data/00_documents.ipynb #3decd435
-_NAN = object()  # stands where JSON had NaN, Infinity or a number too large for a float
-
-
-def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
-        made["\0duplicate"] = True  # no JSON key of ours can be this: taken off again by _objects
-    return made
-
-
-def _float(text: str) -> Any:
-    return number if math.isfinite(number := float(text)) else _NAN
-
-
-_DECODER = json.JSONDecoder(object_pairs_hook=_pairs, parse_constant=lambda _: _NAN, parse_float=_float, strict=False)
-
-
-def _tidy(value: Any, notes: set[str]) -> Any:
-    "Non-finite numbers to None, marks of duplicate keys off, in nested values too."
-    if value is _NAN or isinstance(value, float) and not math.isfinite(value):
-        notes.add("non_finite_number")
-        return None
-    if isinstance(value, dict):
-        if value.pop("\0duplicate", None):
-            notes.add("duplicate_keys")
-        return {key: _tidy(v, notes) for key, v in value.items()}
-    if isinstance(value, list):
-        return [_tidy(v, notes) for v in value]
-    return value
-
-
-def _objects(text: str) -> Iterator[Any]:
-    "Every JSON value on a line; raises ValueError at the first place that is none."
-    at, end = 0, len(text)
-    while True:
-        while at < end and text[at] in " \t\r\n\ufeff":
-            at += 1
-        if at == end:
-            return
-        try:
-            value, at = _DECODER.raw_decode(text, at)
-        except RecursionError:
-            raise ValueError("nested too deeply") from None
-        yield value
 
 # %% ../../nbs/01_data/00_documents.ipynb #8d641603
 _HAN = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003134f]")
@@ -385,20 +242,23 @@ class _File:
     broken: bool = False
 
     def reject(self, line: int | None, reason: str, snippet: Any = "", id: str | None = None) -> None:
+        "Count a refusal and keep its evidence."
         self.refused[reason] += 1
         text = snippet.decode("utf-8", "replace") if isinstance(snippet, bytes) else str(snippet)
         self.rejects.add(Reject(str(self.path), line, id, "read", reason, text[:160].encode("utf-8", "replace").decode()))
 
     def note(self, what: str, line: int | None = None, id: str | None = None) -> None:
+        "Count something mended."
         self.rejects.note(str(self.path), line, id, what)
 
     def warn(self, message: str) -> None:
+        "Say one line about the whole file."
         self.rejects.warnings.append(f"{self.path}: {message}")
 
 # %% ../../nbs/01_data/00_documents.ipynb #f1743757
 def _read_jsonl(file: _File) -> Iterator[tuple[int, dict[str, Any]]]:
     "Numbered JSON objects of a JSONL file."
-    for number, raw in _lines(_as_utf8(_pieces(file.path, file.warn), file.note), file.note):
+    for number, raw in split_lines(as_utf8(read_pieces(file.path, file.warn), file.note), file.note):
         if raw is None:
             file.reject(number, "line_too_long")
             continue
@@ -412,7 +272,7 @@ def _read_jsonl(file: _File) -> Iterator[tuple[int, dict[str, Any]]]:
             file.reject(number, "invalid_utf8", raw)
             continue
         try:
-            for value in _objects(text):
+            for value in parse_objects(text):
                 if isinstance(value, dict):
                     yield number, value
                 else:
@@ -422,23 +282,23 @@ def _read_jsonl(file: _File) -> Iterator[tuple[int, dict[str, Any]]]:
 
 # %% ../../nbs/01_data/00_documents.ipynb #aa231329
 def _csv_delimiter(header: str, file: _File) -> str:
-    "The separator that gives the header a column `text`; raises _BrokenFile when none does."
+    "The separator that gives the header a column `text`; raises BrokenFile when none does."
     for delimiter in ",;\t|":
         if "text" in next(csv.reader([header], delimiter=delimiter), []):
             if delimiter != "," and file.path.suffix.lower() != ".tsv":
                 file.note("csv_delimiter_not_comma", 1)
             return delimiter
-    raise _BrokenFile("missing_text", f"no column `text`; columns present: {', '.join(next(csv.reader([header]), []))}")
+    raise BrokenFile("missing_text", f"no column `text`; columns present: {', '.join(next(csv.reader([header]), []))}")
 
 
 def _csv_lines(file: _File) -> Iterator[str]:
     "Physical lines as text; a byte that is not UTF-8 becomes a surrogate, by which the row is found later."
-    for number, raw in _lines(_as_utf8(_pieces(file.path, file.warn), file.note), file.note):
+    for number, raw in split_lines(as_utf8(read_pieces(file.path, file.warn), file.note), file.note):
         if raw is None:
             file.reject(number, "line_too_long")
         yield (raw or b"").decode("utf-8", "surrogateescape").removesuffix("\r") + "\n"
 
-
+# %% ../../nbs/01_data/00_documents.ipynb #e6f1d8e0
 def _read_csv(file: _File) -> Iterator[tuple[int, dict[str, Any]]]:
     "Numbered rows of a CSV file as dicts of text."
     lines = _csv_lines(file)
@@ -462,7 +322,7 @@ def _read_csv(file: _File) -> Iterator[tuple[int, dict[str, Any]]]:
             continue
         if len(row) != len(columns):
             file.reject(start, "ragged_row", f"{len(row)} fields, {len(columns)} expected: {delimiter.join(row)}")
-        elif _SURROGATE.search("".join(row)):
+        elif SURROGATE.search("".join(row)):
             file.reject(start, "invalid_utf8", delimiter.join(row))
         else:
             yield start, dict(zip(columns, row))
@@ -478,10 +338,10 @@ def _read_parquet(file: _File) -> Iterator[tuple[int, dict[str, Any]]]:
     except (pa.ArrowInvalid, OSError) as error:
         with open(file.path, "rb") as raw:  # a file that begins right and has no footer was cut off
             reason = "truncated_stream" if raw.read(4) == b"PAR1" else "corrupt_parquet"
-        raise _BrokenFile(reason, f"not a readable Parquet file ({str(error).split(': ')[-1].split('. ')[0]})") from None
+        raise BrokenFile(reason, f"not a readable Parquet file ({str(error).split(': ')[-1].split('. ')[0]})") from None
     schema, number = table.schema_arrow, 0
     if "text" not in schema.names:
-        raise _BrokenFile("missing_text", f"no column `text`; columns present: {', '.join(schema.names)}")
+        raise BrokenFile("missing_text", f"no column `text`; columns present: {', '.join(schema.names)}")
     try:
         for batch in table.iter_batches(batch_size=256):
             try:
@@ -495,7 +355,7 @@ def _read_parquet(file: _File) -> Iterator[tuple[int, dict[str, Any]]]:
                 else:
                     yield number, row
     except (pa.ArrowException, OSError) as error:
-        broken = _BrokenFile("corrupt_parquet", f"damaged after row {number} ({error})")
+        broken = BrokenFile("corrupt_parquet", f"damaged after row {number} ({error})")
         broken.line = number + 1
         raise broken from None
 
@@ -506,19 +366,19 @@ def _parquet_row(batch) -> dict[str, Any] | None:
     except UnicodeDecodeError:
         return None
 
-
+# %% ../../nbs/01_data/00_documents.ipynb #221abe34
 def _read_text(file: _File) -> Iterator[tuple[None, dict[str, Any]]]:
     "A text or source file as one document, line ends as line feeds."
     parts, size = [], 0
-    for piece in _as_utf8(_pieces(file.path, file.warn), file.note):
+    for piece in as_utf8(read_pieces(file.path, file.warn), file.note):
         parts.append(piece)
         size += len(piece)
         if size > MAX_LINE:
-            raise _BrokenFile("line_too_long", f"larger than {MAX_LINE >> 20} MiB, which is no document: split it or make it JSONL")
+            raise BrokenFile("line_too_long", f"larger than {MAX_LINE >> 20} MiB, which is no document: split it or make it JSONL")
     try:
         text = b"".join(parts).decode()
     except UnicodeDecodeError as error:
-        raise _BrokenFile("invalid_utf8", f"not UTF-8 (byte {error.start}); if it is GBK: iconv -f GB18030 -t UTF-8") from None
+        raise BrokenFile("invalid_utf8", f"not UTF-8 (byte {error.start}); if it is GBK: iconv -f GB18030 -t UTF-8") from None
     if size:
         yield None, {"id": file.label, "text": text.replace("\r\n", "\n").replace("\r", "\n")}
 
@@ -545,8 +405,21 @@ def _clean_id(value: Any) -> str | None:
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if isinstance(value, str) and value.strip():
-        return _SURROGATE.sub("\ufffd", value.replace("\0", ""))
+        return SURROGATE.sub("\ufffd", value.replace("\0", ""))
     return None
+
+
+def _facts(file: _File, row: dict[str, Any], text: str) -> dict[str, Any]:
+    "domain, lang, source and year of a document: as given, else from the file and the text."
+    _, suffix = _kind(file.path)
+    lang = row.get("lang") if isinstance(row.get("lang"), str) and row["lang"].strip() else None
+    domain = row.get("domain")
+    if domain is None or not str(domain).strip():
+        domain = "code" if suffix in CODE_SUFFIXES or lang == "code" else file.folder or PROSE_SUFFIXES.get(suffix, "prose")
+    facts = {"domain": str(domain), "lang": lang or detect_language(text, str(domain)), "source": str(row.get("source") or file.label)}
+    if isinstance(year := row.get("year"), str):  # CSV has no numbers
+        facts["year"] = int(year) if re.fullmatch(r"[0-9]{1,4}", year.strip()) else None
+    return facts
 
 # %% ../../nbs/01_data/00_documents.ipynb #aea9649b
 def _document(file: _File, line: int | None, row: dict[str, Any], many: bool) -> dict[str, Any] | None:
@@ -556,30 +429,22 @@ def _document(file: _File, line: int | None, row: dict[str, Any], many: bool) ->
     """
     number_id, id = isinstance(row.get("id"), int), _clean_id(row.get("id"))
     if fault := _text_fault(row):
-        file.reject(line, fault, row["text"] if fault == "text_not_a_string" and row["text"] is not _NAN else ", ".join(row), id)
+        file.reject(line, fault, row["text"] if fault == "text_not_a_string" and row["text"] is not NOT_FINITE else ", ".join(row), id)
         return None
     flags: set[str] = set()
-    row = _tidy(row, flags)
+    row = tidy(row, flags)
     text = row["text"]
     if "\0" in text:
         text = text.replace("\0", "")
         flags.add("nul_removed")
-    if _SURROGATE.search(text):
-        text = _SURROGATE.sub("\ufffd", text)
+    if SURROGATE.search(text):
+        text = SURROGATE.sub("\ufffd", text)
         flags.add("surrogate_replaced")
     if id is None:
         id = file.label if line is None else f"{file.label}:{line}"
     elif number_id and many:
         id = f"{file.label}:{id}"
-    kind, suffix = _kind(file.path)
-    given = row.get("lang") if isinstance(row.get("lang"), str) and row["lang"].strip() else None
-    domain = row.get("domain")
-    if domain is None or not str(domain).strip():
-        domain = "code" if suffix in CODE_SUFFIXES or given == "code" else file.folder or PROSE_SUFFIXES.get(suffix, "prose")
-    document = row | {"id": id, "text": text, "domain": str(domain), "lang": given or detect_language(text, str(domain)),
-                      "source": str(row.get("source") or file.label)}
-    if isinstance(year := row.get("year"), str):  # CSV has no numbers
-        document["year"] = int(year) if re.fullmatch(r"\d{1,4}", year.strip()) else None
+    document = row | {"id": id, "text": text} | _facts(file, row, text)
     for flag in sorted(flags):
         file.note(flag, line, id)
     if flags:
@@ -608,7 +473,7 @@ def _rows(file: _File) -> Iterator[tuple[int | None, dict[str, Any]]]:
     "The rows of one file; a file that breaks ends with a reject row and a warning instead of an exception."
     try:
         yield from _READERS[_kind(file.path)[0]](file)
-    except _BrokenFile as error:
+    except BrokenFile as error:
         file.broken = True
         file.reject(error.line, error.reason, error)
         file.warn(f"{error}; " + (f"what stands before line {error.line} is kept" if error.line else "the file is left out"))

@@ -120,6 +120,8 @@ def _latin_bytes(text: str) -> bytes:
 def undo_latin(text: str) -> str:
     "UTF-8 that was read as Latin-1 or Windows-1252, up to three times over, put right where the bytes are valid; the rest untouched."
     for _ in range(3):
+        if not _is_latin_damage(text):  # as a whole: in GBK read as Latin-1 some lines fit by chance
+            break
         lines = [_PAIRS.sub(_decode_run, line) if _is_latin_damage(line) else line for line in text.split("\n")]
         if (new := "\n".join(lines)) == text:
             break
@@ -456,15 +458,16 @@ def split_over_long(document: Mapping[str, Any], limit: int) -> list[dict[str, A
 
 # %% ../../nbs/01_data/02_quality.ipynb #b82af53b
 def removal_rates(documents: Iterable[dict[str, Any]], rules: Mapping[str, Rule] = RULES, key: str = "domain") -> dict[str, dict[str, Any]]:
-    """What the rules do to documents, by the value of column `key`: n, removed, repaired, exact, and removals by rule.
+    """What the rules do to documents, by the value of column `key`: n, removed, repaired, exact, intact, and removals by rule.
 
-    exact: repaired to the very text in column `clean`, where there is one. A document that fails two rules counts under both.
+    exact: repaired to the very text in column `clean`; intact: was equal to it from the start, the damage having left no trace. A document that fails two rules counts under both.
     """
     groups: dict[str, dict[str, Any]] = {}
     for document in documents:
-        row = groups.setdefault(str(document.get(key)), {"n": 0, "removed": 0, "repaired": 0, "exact": 0, "rules": Counter()})
+        row = groups.setdefault(str(document.get(key)), {"n": 0, "removed": 0, "repaired": 0, "exact": 0, "intact": 0, "rules": Counter()})
         kept, failed = apply_rules(document, rules)
         row["n"] += 1
+        row["intact"] += document.get("clean") == document["text"]
         row["removed"] += kept is None
         row["repaired"] += kept is not None and kept["text"] != document["text"]
         row["exact"] += kept is not None and kept["text"] != document["text"] and kept["text"] == document.get("clean")

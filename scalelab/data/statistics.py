@@ -43,11 +43,7 @@ class LengthSketch:
         if other.accuracy != self.accuracy:
             raise ValueError(f"can't merge sketches of accuracy {self.accuracy} and {other.accuracy}")
         self.buckets.update(other.buckets)
-        self.count, self.total, self.max = (
-            self.count + other.count,
-            self.total + other.total,
-            max(self.max, other.max),
-        )
+        self.count, self.total, self.max = self.count + other.count, self.total + other.total, max(self.max, other.max)
         return self
 
     def quantile(self, q: float) -> float:
@@ -105,11 +101,9 @@ class DomainSummary:
 
     def add(self, doc: dict) -> None:
         text = doc["text"]
-        self.documents, self.chars, self.empty = (
-            self.documents + 1,
-            self.chars + len(text),
-            self.empty + (not text.strip()),
-        )
+        self.documents += 1
+        self.chars += len(text)
+        self.empty += not text.strip()
         self.bytes += len(text.encode("utf-8", "surrogatepass"))
         self.length.add(len(text))
         self.languages[str(doc.get("lang") or "unknown")] += 1
@@ -129,10 +123,7 @@ class DomainSummary:
         "Plain numbers for JSON: counts, length quantiles in characters, language and script shares, entropies in bits."
         known = sorted(int(y) for y in self.years if y.lstrip("-").isdecimal())
         return {
-            "documents": self.documents,
-            "chars": self.chars,
-            "bytes": self.bytes,
-            "empty": self.empty,
+            "documents": self.documents, "chars": self.chars, "bytes": self.bytes, "empty": self.empty,
             "length": {f"q{q:g}": round(self.length.quantile(q)) for q in QUANTILES} | {"max": self.length.max},
             "languages": {k: n / self.documents for k, n in sorted(self.languages.items())},
             "scripts": script_shares(self.char_counts),
@@ -176,12 +167,9 @@ class Summary:
         whole = self.to_dict()
         return [
             {
-                "domain": name,
-                "documents": d["documents"],
-                "bytes": d["bytes"],
+                "domain": name, "documents": d["documents"], "bytes": d["bytes"],
                 "share": d["bytes"] / max(whole["total"]["bytes"], 1),
-                **{f"chars {q}": n for q, n in d["length"].items()},
-                "chinese": d["scripts"]["chinese"],
+                **{f"chars {q}": n for q, n in d["length"].items()}, "chinese": d["scripts"]["chinese"],
                 "years": f"{d['years']['first']}-{d['years']['last']}" if d["years"] else "",
                 "bits/char": d["char_entropy_bits"],
             }

@@ -51,10 +51,8 @@ def _token_bytes(tokenizer, name: str) -> list[bytes]:
     added = tokenizer.get_added_tokens_decoder()
     missing = [b for c, b in alphabet.items() if c not in vocab]
     if missing:
-        raise UsageError(
-            f"{name}: lacks {len(missing)} of the 256 bytes (first: 0x{missing[0]:02x}), so it can't spell every text; "
-            "train with the ByteLevel alphabet as the initial one"
-        )
+        raise UsageError(f"{name}: lacks {len(missing)} of the 256 bytes (first: 0x{missing[0]:02x}), so it can't"
+                         " spell every text; train with the ByteLevel alphabet as the initial one")
     table = [b""] * (max(vocab.values()) + 1)
     for token, i in vocab.items():
         if i in added:
@@ -62,9 +60,7 @@ def _token_bytes(tokenizer, name: str) -> list[bytes]:
         elif all(c in alphabet for c in token):
             table[i] = bytes(alphabet[c] for c in token)
         else:
-            raise UsageError(
-                f"{name}: token {i} ({token!r}) is not written in the byte-level alphabet: not a byte-level BPE"
-            )
+            raise UsageError(f"{name}: token {i} ({token!r}) is not in the byte-level alphabet: not a byte-level BPE")
     return table
 
 # %% ../../nbs/01_data/04_tokenizer.ipynb #2da2a23d
@@ -96,10 +92,8 @@ class TextTokenizer:
         self.token_bytes = _token_bytes(self._tokenizer, name)
         self.vocab_size = len(self.token_bytes)
         if (back := self.decode(self.encode(_PROBE))) != _PROBE:
-            warnings.warn(
-                f"{name}: changes text (a normaliser or an added blank?): {_PROBE!r} came back as {back!r}",
-                stacklevel=2,
-            )
+            message = f"{name}: changes text (a normaliser or an added blank?): {_PROBE!r} came back as {back!r}"
+            warnings.warn(message, stacklevel=2)
 
     @classmethod
     def load(cls, path: str | Path) -> TextTokenizer:
@@ -109,9 +103,8 @@ class TextTokenizer:
         try:
             return cls(path.read_bytes(), str(path))
         except OSError as error:
-            raise UsageError(
-                f"{path}: can't read the tokenizer ({error.strerror}); `scalelab data tokenize` makes one"
-            ) from None
+            hint = "`scalelab data tokenize` makes one"
+            raise UsageError(f"{path}: can't read the tokenizer ({error.strerror}); {hint}") from None
 
     def save(self, path: str | Path) -> None:
         "Write the `tokenizer.json` atomically; the bytes, and so the hash, are those it was made from."
@@ -125,9 +118,8 @@ class TextTokenizer:
         "Token ids of each text, on all cores. Raises UsageError naming the position of an element that is no string."
         for i, text in enumerate(texts):
             if not isinstance(text, str):
-                raise UsageError(
-                    f"can't tokenize element {i} of the batch: expected text, found {type(text).__name__} {str(text)[:40]}"
-                )
+                found = f"{type(text).__name__} {str(text)[:40]}"
+                raise UsageError(f"can't tokenize element {i} of the batch: expected text, found {found}")
         codes = self._tokenizer.encode_batch_fast([valid_text(t) for t in texts], add_special_tokens=False)
         return [np.array(c.ids, dtype=np.uint32) for c in codes]
 
@@ -136,9 +128,7 @@ class TextTokenizer:
         ids = np.asarray(ids if hasattr(ids, "__len__") else list(ids)).astype(np.int64).reshape(-1)
         if len(ids) and not (0 <= ids.min() and ids.max() < self.vocab_size):
             bad = next(int(i) for i in ids if not 0 <= i < self.vocab_size)
-            raise UsageError(
-                f"token id {bad} is outside the vocabulary of {self.vocab_size}: ids of another tokenizer?"
-            )
+            raise UsageError(f"token id {bad} is outside the vocabulary of {self.vocab_size}: from another tokenizer?")
         return b"".join([self.token_bytes[i] for i in ids.tolist()])
 
     def decode(self, ids: Iterable[int], errors: str = "replace") -> str:
@@ -156,22 +146,16 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 4096, min_frequency:
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     if vocab_size < 257:
-        raise UsageError(
-            f"vocab_size is {vocab_size}, but 256 bytes and {EOT} need 257:"
-            " try 4096 for a few MB of text, 32000 for some GB"
-        )
+        raise UsageError(f"vocab_size is {vocab_size}, but 256 bytes and {EOT} need 257:"
+            " try 4096 for a few MB of text, 32000 for some GB")
     tokenizer = Tokenizer(models.BPE())
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(QWEN2_PATTERN), "isolated"), byte_level]
-    )
+    split = pre_tokenizers.Split(Regex(QWEN2_PATTERN), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        min_frequency=min_frequency,
-        special_tokens=[EOT],
-        initial_alphabet=sorted(byte_alphabet()),
-        show_progress=sys.stderr.isatty(),
+        vocab_size=vocab_size, min_frequency=min_frequency, special_tokens=[EOT],
+        initial_alphabet=sorted(byte_alphabet()), show_progress=sys.stderr.isatty(),
     )
     size = 0
 
@@ -184,15 +168,10 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 4096, min_frequency:
     tokenizer.train_from_iterator(cleaned(), trainer)
     if size == 0:
         raise UsageError("no text to train a tokenizer on: every document is empty or was removed")
-    trained = TextTokenizer(
-        json.dumps(json.loads(tokenizer.to_str()), ensure_ascii=False, indent=1).encode("utf-8")
-    )
+    trained = TextTokenizer(json.dumps(json.loads(tokenizer.to_str()), ensure_ascii=False, indent=1).encode("utf-8"))
     if trained.vocab_size < vocab_size:
-        warnings.warn(
-            f"vocab_size {vocab_size} was asked for, but {size} characters of text hold only {trained.vocab_size} "
-            f"entries that occur {min_frequency} times: the vocabulary is {trained.vocab_size}",
-            stacklevel=2,
-        )
+        warnings.warn(f"vocab_size {vocab_size} was asked for, but {size} characters of text hold only"
+                      f" {trained.vocab_size} entries that occur {min_frequency} times, which is the vocabulary now", stacklevel=2)
     return trained
 
 # %% ../../nbs/01_data/04_tokenizer.ipynb #39112458
@@ -205,12 +184,8 @@ def fertility(tokenizer: TextTokenizer, docs: Iterable[dict], by: str = "domain"
     for doc in docs:
         row = total.setdefault(str(doc.get(by) or "unknown"), {"documents": 0, "tokens": 0, "bytes": 0, "chars": 0})
         text = valid_text(doc["text"])
-        for key, n in (
-            ("documents", 1),
-            ("tokens", len(tokenizer.encode(text))),
-            ("bytes", len(text.encode())),
-            ("chars", len(text)),
-        ):
+        size = {"documents": 1, "tokens": len(tokenizer.encode(text)), "bytes": len(text.encode()), "chars": len(text)}
+        for key, n in size.items():
             row[key] += n
     for row in total.values():
         row["bytes_per_token"] = row["bytes"] / max(row["tokens"], 1)

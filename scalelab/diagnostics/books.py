@@ -52,7 +52,7 @@ def find_repeated_batches(log: RunLog) -> list[Finding]:
             int(log.global_step[first]),
             1.0,
             evidence,
-            f"{why}; compare consumed_samples in metrics.jsonl with the resume line of events.jsonl, and run scalelab data inspect on the shards",
+            f"{why}; compare consumed_samples in metrics.jsonl with the resume line of events.jsonl, and run `scalelab data inspect` on the shards",
         )
     ]
 
@@ -84,7 +84,7 @@ def find_rank_divergence(log: RunLog) -> list[Finding]:
 def find_resume_gaps(log: RunLog) -> list[Finding]:
     """resume_gap: consumed_samples falls, stands still or leaps, or step numbers are missing.
 
-    A leap is a step at a seam between attempts that takes another number of samples than both its neighbours; a skip that events.jsonl announces at that step is none.
+    A leap is a step at a seam between attempts that takes another number of samples than both its neighbours; a change of the control log that events.jsonl announces at that step is none.
     """
     consumed, steps = log.array("consumed_samples"), log.global_step
     if len(steps) < 3 or not np.isfinite(consumed).all():
@@ -92,7 +92,7 @@ def find_resume_gaps(log: RunLog) -> list[Finding]:
     every = int(np.median(np.diff(steps)))  # 1 unless the run logs only some steps
     attempt = np.array([line.get("attempt", 0) for line in log.steps])
     taken, seam = np.diff(consumed), np.diff(attempt) != 0
-    announced = {e.get("global_step") for e in log.events if e.get("event") in ("skip", "control", "mixture")}
+    announced = {e.get("global_step") for e in log.events if e.get("event") in ("control", "mixture")}
     usual = np.median(taken)
     out = []
     for i in np.flatnonzero((taken <= 0) | (np.diff(steps) > every) | (seam & (taken != usual))).tolist():
@@ -123,7 +123,7 @@ def find_resume_gaps(log: RunLog) -> list[Finding]:
                 step,
                 1.0,
                 evidence,
-                f"{what} at step {step}: compare the manifest of the checkpoint that was resumed with consumed_samples in metrics.jsonl; resume again from it: scalelab train --resume CHECKPOINT",
+                f"{what} at step {step}: compare the manifest of the checkpoint that was resumed with consumed_samples in metrics.jsonl; resume again from it: `scalelab train --resume CHECKPOINT`",
             )
         )
     return out[:5]
@@ -152,7 +152,7 @@ def find_rate_jumps(log: RunLog) -> list[Finding]:
                     step,
                     1.0,
                     evidence,
-                    f"step {step} ran with two rates: was the configuration changed between the attempts (scalelab compare), or the scheduler's state lost?",
+                    f"step {step} ran with two rates: was the configuration changed between the attempts (`scalelab compare`), or the scheduler's state lost?",
                 )
             ]
     rate = np.maximum(log.array("lr"), 1e-30)
@@ -163,7 +163,7 @@ def find_rate_jumps(log: RunLog) -> list[Finding]:
         if beside and change[i] > 10 * max(beside):
             step = int(log.global_step[i + 1])
             evidence = {"rate_before": rate[i], "rate_after": rate[i + 1], "usual_change": max(beside)}
-            advice = f"the rate leaps at the resume before step {step}: the scheduler did not go on where it stood; check it against the checkpoint's manifest, then scalelab train --resume CHECKPOINT"
+            advice = f"the rate leaps at the resume before step {step}: the scheduler did not go on where it stood; check it against the checkpoint's manifest, then `scalelab train --resume CHECKPOINT`"
             return [Finding("learning_rate_jump", step, confidence(float(change[i]), 0.05), evidence, advice)]
     return []
 
@@ -171,6 +171,7 @@ def find_rate_jumps(log: RunLog) -> list[Finding]:
 def find_data_starvation(log: RunLog, share: float = 0.1) -> list[Finding]:
     """data_starved: more than `share` of the time went into waiting for data, or the run itself measured a stream ratio below 1.2.
 
+    data_stall: one step waited longer than two usual steps take, and 20 times as long as usual.
     The first tenth of the steps (5 to 50) is left out. `stream_ratio` is read from events (stream rate over step rate, measured at the start).
     """
     step_s, data_s = log.array("step_seconds"), log.array("data_seconds")
@@ -183,8 +184,9 @@ def find_data_starvation(log: RunLog, share: float = 0.1) -> list[Finding]:
         if good.sum() >= 10
         else 0.0
     )
+    out = _stalls(log, step_s, data_s, good)
     if waited <= share and not ratio < 1.2:
-        return []
+        return out
     evidence = {
         "share_of_time_waiting": waited,
         "data_seconds_median": float(np.median(data_s[good])) if good.any() else None,
@@ -195,15 +197,27 @@ def find_data_starvation(log: RunLog, share: float = 0.1) -> list[Finding]:
         confidence(waited, share) if waited > share else 0.0,
         confidence(1.2 / max(ratio, 1e-9), 1.0) if ratio < 1.2 else 0.0,
     )
-    advice = "the device waits for the stream: move the shards to a local disk, more page cache or prefetch; scalelab bench stream measures it alone"
+    advice = "the device waits for the stream: move the shards to a local disk, more page cache or prefetch; `scalelab bench stream` measures it alone"
+    step = int(log.global_step[first]) if len(log.steps) > first else None
+    return [*out, Finding("data_starved", step, sure, evidence, advice)]
+
+
+def _stalls(log: RunLog, step_s: np.ndarray, data_s: np.ndarray, good: np.ndarray) -> list[Finding]:
+    "The longest single wait for data, when it is far out of the ordinary."
+    if good.sum() < 10:
+        return []
+    line = max(2 * float(np.median(step_s[good])), 20 * float(np.median(data_s[good])))
+    i = int(np.argmax(np.where(good, data_s, -1.0)))
+    if data_s[i] <= line:
+        return []
+    usual = float(np.median(data_s[good]))
+    evidence = {"data_seconds": data_s[i], "usual": usual, "such_steps": int((data_s[good] > line).sum())}
+    advice = (
+        f"one wait of {data_s[i]:.2g} s: a cold page cache, a slow disk or a busy machine; "
+        "if it repeats, time the stream alone (`scalelab bench stream`)"
+    )
     return [
-        Finding(
-            "data_starved",
-            int(log.global_step[first]) if len(log.steps) > first else None,
-            sure,
-            evidence,
-            advice,
-        )
+        Finding("data_stall", int(log.global_step[i]), confidence(float(data_s[i]), line), evidence, advice)
     ]
 
 # %% ../../nbs/06_diagnostics/02_books.ipynb #becea134
@@ -226,7 +240,7 @@ def find_skipped_steps(log: RunLog, share: float = 0.05) -> list[Finding]:
         "longest_row": longest,
         "loss_scale": log.steps[at].get("loss_scale"),
     }
-    advice = "the scaler finds overflow again and again: train in bf16 (--precision.policy bf16), or look for the layer whose activations overflow in the census of scalelab report"
+    advice = "the scaler finds overflow again and again: train in bf16 (`--precision bf16`), or look for the layer whose activations overflow in the census of scalelab report"
     return [
         Finding(
             "skipped_steps",

@@ -105,10 +105,11 @@ def excursions(x: np.ndarray, threshold: float = Z_LOSS) -> list[Excursion]:
 
 # %% ../../nbs/06_diagnostics/01_shapes.ipynb #9d337472
 _ADVICE = {
-    "bad_batch": "look at the documents of these samples (scalelab.data.stream: Stream(...).batch({first}, {count}) on the run's shards and seed); if they are junk, "
-    "clean them out (scalelab data clean) or skip the range in the control log and resume from the checkpoint before step {step}: scalelab train --resume",
-    "loss_spike": "it came back by itself; compare grad_norm and update_norm around step {step} in scalelab report {run}. If it repeats, lower the peak rate or lengthen the warm-up",
-    "divergence": "stop, and resume from the last checkpoint before step {step} with a lower rate: scalelab train --resume CHECKPOINT; scalelab report {run} shows what moved first",
+    "bad_batch": "read the documents of these samples (`Stream(...).batch({first}, {count})` of scalelab.data.stream, on the run's "
+    "shards and seed); if they are junk, clean them out (`scalelab data clean`), or skip {count} samples from sample {first} in the "
+    "control log and resume from the checkpoint before step {step} (`scalelab train --resume CHECKPOINT`)",
+    "loss_spike": "it came back by itself; compare grad_norm and update_norm around step {step} in `scalelab report {run}`. If it repeats, lower the peak rate or lengthen the warm-up",
+    "divergence": "stop, and resume from the last checkpoint before step {step} with a lower rate: `scalelab train --resume CHECKPOINT`; `scalelab report {run}` shows what moved first",
 }
 
 
@@ -200,26 +201,35 @@ def find_slow_divergence(log: RunLog, margin: float = 0.08) -> list[Finding]:
         "last_loss": medians[-1],
         "rise": rise,
     }
-    advice = f"resume from the checkpoint near step {evidence['best_at_step']} with a lower rate (scalelab train --resume CHECKPOINT); scalelab report {log.name} shows rate and norms beside the loss"
+    advice = f"resume from the checkpoint near step {evidence['best_at_step']} with a lower rate (`scalelab train --resume CHECKPOINT`); `scalelab report {log.name}` shows rate and norms beside the loss"
     return [Finding("slow_divergence", step, confidence(rise, margin), evidence, advice)]
 
 # %% ../../nbs/06_diagnostics/01_shapes.ipynb #5a15f42b
 def find_non_finite(log: RunLog) -> list[Finding]:
-    "non_finite: the first step, not skipped by the loss scaler, whose loss or norms are NaN or infinite."
+    """non_finite: the first step whose loss or norms are NaN or infinite.
+
+    A skipped step with a finite loss is passed over when a loss scale other than 1 is in use: that is the scaler at work.
+    """
     keys = ("loss", "grad_norm", "param_norm", "update_norm")
     bad = [
         [k for k in keys if isinstance(line.get(k), float) and not math.isfinite(line[k])]
         for line in log.steps
     ]
-    at = next((i for i, names in enumerate(bad) if names and not log.steps[i].get("skipped")), None)
+    loss = log.array("loss")
+    scaler = [
+        line.get("skipped") and line.get("loss_scale", 1.0) != 1.0 and math.isfinite(value)
+        for line, value in zip(log.steps, loss)
+    ]
+    at = next((i for i, names in enumerate(bad) if names and not scaler[i]), None)
     if at is None:
         return []
-    step, loss = int(log.global_step[at]), log.array("loss")
+    step = int(log.global_step[at])
     before = log.steps[at - 1] if at else {}
     evidence = {
         "quantities": bad[at],
         "steps_affected": sum(map(bool, bad[at:])),
         "lasts_to_the_end": bool(bad[-1]),
+        "update_skipped": bool(log.steps[at].get("skipped")),
         "loss_before": before.get("loss"),
         "grad_norm_before": before.get("grad_norm"),
         "lr": log.steps[at].get("lr"),
@@ -228,7 +238,9 @@ def find_non_finite(log: RunLog) -> list[Finding]:
         where = "the loss was finite and the gradient was not: overflow in the backward pass"
     else:
         where = "the forward pass already gave it: parameters were broken by the step before, or an activation overflowed"
-    advice = f"{where}; resume from the checkpoint before step {step} (scalelab train --resume CHECKPOINT), with --precision.policy fp32 for a few steps to see whether it is a matter of range"
+    if log.steps[at].get("skipped"):
+        where += "; the update was skipped, the parameters are unharmed, and if it stays at this step nothing needs doing; if not"
+    advice = f"{where}; resume from the checkpoint before step {step} (`scalelab train --resume CHECKPOINT`), with `--precision fp32` for a few steps to see whether it is a matter of range"
     return [Finding("non_finite", step, 1.0, evidence, advice)]
 
 # %% ../../nbs/06_diagnostics/01_shapes.ipynb #a2502dbd
@@ -260,7 +272,7 @@ def find_generalisation(log: RunLog) -> list[Finding]:
                 "train_loss_then": then,
                 "train_loss_now": now,
             }
-            advice = f"the best model is the one of step {points[best][0]} (checkpoints/best); fewer epochs, more data or dropout: scalelab data tokenize with more documents"
+            advice = f"the best model is the one of step {points[best][0]} (checkpoints/best); fewer epochs, more data or dropout: `scalelab data tokenize` with more documents"
             out.append(Finding("overfitting", points[best][0], confidence(rise, 0.03), evidence, advice))
     if len(values) >= 2:
         lowest = [
@@ -270,7 +282,7 @@ def find_generalisation(log: RunLog) -> list[Finding]:
         gaps = [1 - v / t for v, t in zip(values[-2:], lowest)]
         if min(gaps) > 0.15:
             evidence = {"eval_loss": values[-1], "lowest_recent_train_loss": lowest[-1], "gap": gaps[-1]}
-            advice = "held-out text is easier than training text: check the split for near-duplicates (scalelab data inspect on both), and that both have the same mixture of domains"
+            advice = "held-out text is easier than training text: check the split for near-duplicates (`scalelab data inspect` on both), and that both have the same mixture of domains"
             out.append(Finding("eval_leakage", points[-1][0], confidence(min(gaps), 0.15), evidence, advice))
     return out
 
@@ -304,7 +316,7 @@ def find_periodic_loss(log: RunLog, window: int = 1024) -> list[Finding]:
         "autocorrelation": r[period],
         "samples_per_period": period * float(np.nanmedian(np.diff(log.array("consumed_samples")))),
     }
-    advice = "data in a cyclic order is the usual cause: check that the order of samples is shuffled across shards and domains (scalelab data inspect); gradient clipping is the less likely one"
+    advice = "data in a cyclic order is the usual cause: check that the order of samples is shuffled across shards and domains (`scalelab data inspect`); gradient clipping is the less likely one"
     return [
         Finding(
             "periodic_loss",

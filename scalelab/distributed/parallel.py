@@ -44,7 +44,8 @@ def gradient_weight(world_size: int, global_valid: float) -> float:
 class World:
     """Who this process is among those that train together.
 
-    rank: 0 ... world_size - 1; rank 0 writes the logs. local_rank: place on this machine, which is the number of its GPU.
+    rank: 0 ... world_size - 1; rank 0 writes the logs. local_rank: place on this machine, which is the number of
+    its GPU.
     backend: "gloo" (CPU), "nccl" (GPU), or "" for a single process, which has no process group at all.
     """
 
@@ -64,17 +65,21 @@ _PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 def read_place(env: dict[str, str] | None = None) -> tuple[int, int, int, str] | None:
-    """(rank, world_size, local_rank, "host:port") from torchrun's variables, None where RANK and WORLD_SIZE are unset.
+    """(rank, world_size, local_rank, "host:port") from torchrun's variables, None where RANK and WORLD_SIZE are
+    unset.
 
-    LOCAL_RANK may be absent (then it is RANK, right on one machine). Raises UsageError naming the variable that is missing or wrong.
+    LOCAL_RANK may be absent (then it is RANK, right on one machine). Raises UsageError naming the variable that is
+    missing or wrong.
     """
     env = os.environ if env is None else env
     if "RANK" not in env and "WORLD_SIZE" not in env:
         return None
     missing = [k for k in _PLACE if not env.get(k) and k != "LOCAL_RANK"]
     if missing:
-        raise UsageError(f"environment: {', '.join(missing)} not set though RANK or WORLD_SIZE is; "
-                         "start with torchrun, or unset both for a single process")
+        raise UsageError(
+            f"environment: {', '.join(missing)} not set though RANK or WORLD_SIZE is; "
+            "start with torchrun, or unset both for a single process"
+        )
     number = {}
     for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"):
         text = env.get(key) or env["RANK"]
@@ -95,15 +100,21 @@ def pick_device(device: str = "auto", local_rank: int = 0) -> torch.device:
     Raises UsageError when a GPU is asked for and there is none, or when a machine has fewer GPUs than ranks.
     """
     if device not in ("auto", "cpu", "cuda"):
-        raise UsageError(f"device: {device!r} is unknown, expected auto, cpu or cuda{did_you_mean(device, ['auto', 'cpu', 'cuda'])}")
+        raise UsageError(
+            f"device: {device!r} is unknown, expected auto, cpu or cuda{did_you_mean(device, ['auto', 'cpu', 'cuda'])}"
+        )
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device == "cpu" or (device == "auto" and not gpus):
         return torch.device("cpu")
     if not gpus:
-        raise UsageError("device: cuda asked for, but torch sees no GPU here; use device=cpu or install torch with CUDA")
+        raise UsageError(
+            "device: cuda asked for, but torch sees no GPU here; use device=cpu or install torch with CUDA"
+        )
     if local_rank >= gpus:
-        raise UsageError(f"device: local rank {local_rank} has no GPU, this machine has {gpus}; "
-                         f"start torchrun with --nproc-per-node {gpus}, or use device=cpu")
+        raise UsageError(
+            f"device: local rank {local_rank} has no GPU, this machine has {gpus}; "
+            f"start torchrun with --nproc-per-node {gpus}, or use device=cpu"
+        )
     return torch.device("cuda", local_rank)
 
 # %% ../../nbs/04_distributed/00_parallel.ipynb #03e1785c
@@ -111,18 +122,25 @@ def _meeting_failed(error: Exception, where: str, rank: int, world_size: int, se
     "One line for what torch says in a page: what, where, what to do."
     text = str(error)
     if "EADDRINUSE" in text or "in use" in text:
-        return UsageError(f"port busy: rank {rank} can't listen on {where}, another program holds it; "
-                          "choose a free MASTER_PORT (torchrun --master-port N), or torchrun --standalone on one machine")
+        return UsageError(
+            f"port busy: rank {rank} can't listen on {where}, another program holds it; "
+            "choose a free MASTER_PORT (torchrun --master-port N), or torchrun --standalone on one machine"
+        )
     if "clients joined" in text or "waiting for clients" in text:
-        return UsageError(f"not everybody came: after {seconds:g} s fewer than {world_size} ranks had met at {where}; "
-                          "are all nodes started with the same WORLD_SIZE, MASTER_ADDR and MASTER_PORT?")
+        return UsageError(
+            f"not everybody came: after {seconds:g} s fewer than {world_size} ranks had met at {where}; "
+            "are all nodes started with the same WORLD_SIZE, MASTER_ADDR and MASTER_PORT?"
+        )
     reason = text.strip().splitlines()[0][:120] if text.strip() else type(error).__name__
-    return UsageError(f"no meeting: rank {rank} can't join the others at {where} within {seconds:g} s; "
-                      f"check MASTER_ADDR, MASTER_PORT and the firewall, and that rank 0 runs ({reason})")
+    return UsageError(
+        f"no meeting: rank {rank} can't join the others at {where} within {seconds:g} s; "
+        f"check MASTER_ADDR, MASTER_PORT and the firewall, and that rank 0 runs ({reason})"
+    )
 
 # %% ../../nbs/04_distributed/00_parallel.ipynb #b055e835
 def init_world(device: str = "auto", timeout_s: float = 600.0, meet_s: float = 120.0) -> World:
-    """Join the ranks that torchrun started; without torchrun (or with one rank) a world of one, without a process group.
+    """Join the ranks that torchrun started; without torchrun (or with one rank) a world of one, without a process
+    group.
 
     device: "auto", "cpu" or "cuda". timeout_s: longest wait in a collective before a stalled peer is an error.
     meet_s: longest wait for the meeting at MASTER_ADDR:MASTER_PORT. gloo carries CPU tensors, nccl GPU tensors.
@@ -138,8 +156,13 @@ def init_world(device: str = "auto", timeout_s: float = 600.0, meet_s: float = 1
     backend = "nccl" if dev.type == "cuda" else "gloo"
     try:
         store, _, _ = next(dist.rendezvous("env://", rank, world_size, timeout=datetime.timedelta(seconds=meet_s)))
-        dist.init_process_group(backend, store=dist.PrefixStore("scalelab", store), rank=rank, world_size=world_size,
-                                timeout=datetime.timedelta(seconds=timeout_s))
+        dist.init_process_group(
+            backend,
+            store=dist.PrefixStore("scalelab", store),
+            rank=rank,
+            world_size=world_size,
+            timeout=datetime.timedelta(seconds=timeout_s),
+        )
     except RuntimeError as error:  # torch.distributed's network, store and backend errors are all RuntimeErrors
         raise _meeting_failed(error, where, rank, world_size, meet_s) from error
     return World(rank, world_size, local_rank, dev, backend)
@@ -172,10 +195,13 @@ def agree_finite(world: World, finite: bool) -> bool:
 def gather_rows(world: World, rows: torch.Tensor) -> torch.Tensor:
     """All ranks' rows, in order of rank, on every rank.
 
-    rows: int64 [n, ...]; n may differ between ranks (0 is fine), the other dimensions may not. Returns [sum of n, ...] on the same device as `rows`.
+    rows: int64 [n, ...]; n may differ between ranks (0 is fine), the other dimensions may not. Returns [sum of n,
+    ...] on the same device as `rows`.
     """
     if rows.dtype != torch.int64 or rows.ndim == 0:
-        raise TypeError(f"gather_rows wants an int64 tensor with at least one dimension, got {rows.dtype} {tuple(rows.shape)}")
+        raise TypeError(
+            f"gather_rows wants an int64 tensor with at least one dimension, got {rows.dtype} {tuple(rows.shape)}"
+        )
     if world.world_size == 1:
         return rows.clone()
     sizes = torch.zeros(world.world_size, dtype=torch.int64, device=world.device)
@@ -235,8 +261,10 @@ _LATER = ("fsdp", "fsdp2", "hsdp", "deepspeed", "zero2", "zero3")
 class ParallelConfig:
     """How the model is spread over ranks.
 
-    kind: "single" (one process), "ddp" (every rank holds the whole model and averages gradients), "auto" (ddp if there is more than one rank).
-    bucket_mb: gradients are all-reduced in buckets of about this many MiB while backward goes on; 0.5 to 2 hides more of a small model's communication.
+    kind: "single" (one process), "ddp" (every rank holds the whole model and averages gradients), "auto" (ddp if
+    there is more than one rank).
+    bucket_mb: gradients are all-reduced in buckets of about this many MiB while backward goes on; 0.5 to 2 hides
+    more of a small model's communication.
     timeout_s: longest wait in a collective before a stalled rank is an error.
     """
 
@@ -247,9 +275,15 @@ class ParallelConfig:
     def validate(self) -> None:
         "Raises UsageError that names the key, the value and the nearest valid choice."
         if self.kind in _LATER:
-            raise UsageError(f"parallel.kind: {self.kind} is not built yet; use ddp (each rank holds the whole model) or a smaller model")
+            raise UsageError(
+                f"parallel.kind: {self.kind} is not built yet; use ddp (each rank holds the whole model) "
+                "or a smaller model"
+            )
         if self.kind not in ("auto", "single", "ddp"):
-            raise UsageError(f"parallel.kind: {self.kind!r} is unknown, expected auto, single or ddp{did_you_mean(self.kind, ['auto', 'single', 'ddp'])}")
+            raise UsageError(
+                f"parallel.kind: {self.kind!r} is unknown, expected auto, single or ddp"
+                f"{did_you_mean(self.kind, ['auto', 'single', 'ddp'])}"
+            )
         for key in ("bucket_mb", "timeout_s"):
             if not getattr(self, key) > 0:
                 raise UsageError(f"parallel.{key}: must be above 0, got {getattr(self, key)}")
@@ -258,7 +292,8 @@ class ParallelConfig:
 def wrap(model: nn.Module, world: World, plan: ParallelConfig | str = "auto") -> nn.Module:
     """The model, ready to be trained by `world`: itself for one rank, in DDP for several.
 
-    The model must already be on `world.device`. DDP copies rank 0's weights to all, averages gradients over ranks (hence `gradient_weight`),
+    The model must already be on `world.device`. DDP copies rank 0's weights to all, averages gradients over ranks
+    (hence `gradient_weight`),
     keeps them as views of its buckets, and leaves buffers alone. Raises UsageError for a plan that can't be had.
     """
     plan = ParallelConfig(plan) if isinstance(plan, str) else plan
@@ -266,10 +301,17 @@ def wrap(model: nn.Module, world: World, plan: ParallelConfig | str = "auto") ->
     if world.world_size == 1:
         return model
     if plan.kind == "single":
-        raise UsageError(f"parallel.kind: single with {world.world_size} ranks would train {world.world_size} separate models; use ddp or auto")
+        raise UsageError(
+            f"parallel.kind: single with {world.world_size} ranks would train {world.world_size} separate models; "
+            "use ddp or auto"
+        )
     return DistributedDataParallel(
-        model, device_ids=[world.device.index] if world.device.type == "cuda" else None,
-        bucket_cap_mb=plan.bucket_mb, gradient_as_bucket_view=True, broadcast_buffers=False)
+        model,
+        device_ids=[world.device.index] if world.device.type == "cuda" else None,
+        bucket_cap_mb=plan.bucket_mb,
+        gradient_as_bucket_view=True,
+        broadcast_buffers=False,
+    )
 
 
 @contextlib.contextmanager
@@ -339,29 +381,57 @@ def selftest(world: World) -> dict:
     if r == n - 1 and n > 1:  # plant: the last rank is off by one bit
         with torch.no_grad():
             model[1].weight[0, 0] = torch.nextafter(model[1].weight[0, 0], torch.tensor(9.0))
-    out = {"world_size": n, "backend": world.backend, "odd_before": before, "odd_planted": same_everywhere(world, param_checksum(model))}
+    out = {
+        "world_size": n,
+        "backend": world.backend,
+        "odd_before": before,
+        "odd_planted": same_everywhere(world, param_checksum(model)),
+    }
     out["error_fp64"], out["error_micro_means"] = _gradient_errors(world, torch.float64)
     out["error_fp32"] = _gradient_errors(world, torch.float32)[0]
     out["sum"] = list(sum_across(world, r + 1, 2**24 + 1))
     out["finite"] = [agree_finite(world, True), agree_finite(world, r != 0)]
     out["rows"] = gather_rows(world, torch.full((r, 2), r)).tolist()
     out["broadcasts"] = [_buffer_broadcasts(world, b) for b in (True, False)] if n > 1 else [0, 0]
-    out["ok"] = agree_finite(world, (
-        before == [] and out["odd_planted"] == ([n - 1] if n > 1 else []) and out["error_fp64"] < 1e-12
-        and out["error_fp32"] < 1e-6 and out["error_micro_means"] > 0.01
-        and out["sum"] == [n * (n + 1) / 2, n * (2.0**24 + 1)] and out["finite"] == [True, False]
-        and out["broadcasts"] == ([2, 0] if n > 1 else [0, 0]) and out["rows"] == [[i, i] for i in range(n) for _ in range(i)]))
+    out["ok"] = agree_finite(
+        world,
+        (
+            before == []
+            and out["odd_planted"] == ([n - 1] if n > 1 else [])
+            and out["error_fp64"] < 1e-12
+            and out["error_fp32"] < 1e-6
+            and out["error_micro_means"] > 0.01
+            and out["sum"] == [n * (n + 1) / 2, n * (2.0**24 + 1)]
+            and out["finite"] == [True, False]
+            and out["broadcasts"] == ([2, 0] if n > 1 else [0, 0])
+            and out["rows"] == [[i, i] for i in range(n) for _ in range(i)]
+        ),
+    )
     return out
 
 # %% ../../nbs/04_distributed/00_parallel.ipynb #9520b723
 def torchrun_command(nproc: int, module: str, *args: str) -> list[str]:
     "Command line that runs `module` on `nproc` ranks of this machine, with this Python and a free port."
-    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc), "-m", module, *args]
+    return [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(nproc),
+        "-m",
+        module,
+        *args,
+    ]
 
 
 def main(argv: list[str] | None = None) -> int:
-    "`torchrun ... -m scalelab.distributed.parallel --selftest`: one JSON line on stdout; exit code 0, 1 (wrong answers) or 2 (no meeting)."
-    parser = argparse.ArgumentParser(prog="scalelab.distributed.parallel", description="Self-test of the process group")
+    """`torchrun ... -m scalelab.distributed.parallel --selftest`: one JSON line on stdout; exit code 0, 1
+    (wrong answers) or 2 (no meeting).
+    """
+    parser = argparse.ArgumentParser(
+        prog="scalelab.distributed.parallel", description="Self-test of the process group"
+    )
     parser.add_argument("--selftest", action="store_true", required=True)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--meet_s", type=float, default=120.0)

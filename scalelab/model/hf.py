@@ -17,7 +17,7 @@ from ..core.config import UsageError, atomic_dir
 from .transformer import Decoder, ModelConfig
 
 # %% auto #0
-__all__ = ['EOT', 'hf_names', 'to_hf', 'from_hf', 'hf_config', 'config_from_hf', 'eot_id_of', 'save_hf', 'load_hf']
+__all__ = ['EOT', 'hf_names', 'to_hf', 'from_hf', 'hf_config', 'config_from_hf', 'eot_id_of', 'write_hf', 'save_hf', 'load_hf']
 
 # %% ../../nbs/02_model/01_hf.ipynb #fb26bd59
 _ONCE = {"embedding.weight": "model.embed_tokens.weight", "norm.weight": "model.norm.weight", "head.weight": "lm_head.weight"}
@@ -162,26 +162,31 @@ def _write_json(path: Path, data: dict) -> None:
     path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def save_hf(folder: str | Path, model: Decoder, tokenizer_path: str | Path | None = None, dtype: torch.dtype | None = None) -> Path:
-    """Write model.safetensors, config.json, generation_config.json and the tokenizer's two files, all or nothing.
+def write_hf(out: Path, model: Decoder, tokenizer_path: str | Path | None = None, dtype: torch.dtype | None = None) -> None:
+    """Write model.safetensors, config.json, generation_config.json and the tokenizer's two files into a folder that exists.
 
-    dtype: that of the written weights, by default the model's own. Returns the folder.
+    dtype: that of the written weights, by default the model's own. UsageError if the model is quantised.
     """
     from safetensors.torch import save_file
 
     dtype = dtype or model.norm.weight.dtype
     eot = eot_id_of(tokenizer_path) if tokenizer_path else None
     tensors = {k: v.detach().to("cpu", dtype).contiguous() for k, v in to_hf(model.state_dict(), model.cfg).items()}
+    save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
+    os.chmod(out / "model.safetensors", 0o644)  # safetensors makes it 0600: unreadable for a serving account
+    _write_json(out / "config.json", hf_config(model.cfg, eot, dtype))
+    _write_json(out / "generation_config.json", {"bos_token_id": eot, "eos_token_id": eot, "pad_token_id": eot})
+    if tokenizer_path:
+        _write_json(out / "tokenizer.json", _tokenizer_json(tokenizer_path))
+        _write_json(out / "tokenizer_config.json", {
+            "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": EOT, "eos_token": EOT, "pad_token": EOT,
+            "model_max_length": model.cfg.max_seq_len, "clean_up_tokenization_spaces": False})
+
+
+def save_hf(folder: str | Path, model: Decoder, tokenizer_path: str | Path | None = None, dtype: torch.dtype | None = None) -> Path:
+    "`write_hf` into a new or replaced folder, all or nothing; returns it."
     with atomic_dir(folder) as out:
-        save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
-        os.chmod(out / "model.safetensors", 0o644)  # safetensors makes it 0600: unreadable for a serving account
-        _write_json(out / "config.json", hf_config(model.cfg, eot, dtype))
-        _write_json(out / "generation_config.json", {"bos_token_id": eot, "eos_token_id": eot, "pad_token_id": eot})
-        if tokenizer_path:
-            _write_json(out / "tokenizer.json", _tokenizer_json(tokenizer_path))
-            _write_json(out / "tokenizer_config.json", {
-                "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": EOT, "eos_token": EOT, "pad_token": EOT,
-                "model_max_length": model.cfg.max_seq_len, "clean_up_tokenization_spaces": False})
+        write_hf(out, model, tokenizer_path, dtype)
     return Path(folder)
 
 # %% ../../nbs/02_model/01_hf.ipynb #12e450c9

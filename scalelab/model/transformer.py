@@ -31,15 +31,21 @@ def _nearest_divisor(n: int, near: int) -> int:
 class ModelConfig:
     """Shape of a Decoder.
 
-    vocab_size: tokens of the vocabulary; d_model: width of the residual stream; n_layers: blocks.
-    n_heads: query heads; n_kv_heads: key/value heads, each shared by n_heads / n_kv_heads query heads.
-    d_ff: width of the gated MLP, 0 means 8/3 of d_model rounded up to a multiple of 32.
-    max_seq_len: longest sequence in tokens; rope_theta: base of the rotary wavelengths.
-    tie_embeddings: the head is the embedding matrix; dropout: on the two residual branches of a block.
-    init_std: standard deviation of the initial weights; norm_eps: added to the mean square in every norm.
-    isolate_documents: tokens of a packed row attend within their own document only, positions start at 0 in each;
-        False treats the row as one text, positions 0..T-1.
-    loss_chunk: tokens whose logits exist at once while the loss is computed, 0 means all of them.
+    Args:
+        vocab_size: tokens of the vocabulary; in a training configuration 0 takes the tokenizer's
+        d_model: width of the residual stream
+        n_layers: blocks
+        n_heads: query heads
+        n_kv_heads: key/value heads, each shared by n_heads / n_kv_heads query heads
+        d_ff: width of the gated MLP; 0 means 8/3 of d_model rounded up to a multiple of 32
+        max_seq_len: longest sequence in tokens
+        rope_theta: base of the rotary wavelengths
+        norm_eps: added to the mean square in every norm
+        tie_embeddings: the head is the embedding matrix
+        dropout: on the two residual branches of a block
+        init_std: standard deviation of the initial weights
+        isolate_documents: tokens of a packed row attend within their own document only, positions start at 0 in each; false treats the row as one text
+        loss_chunk: tokens whose logits exist at once while the loss is computed; 0 means all of them
     """
 
     vocab_size: int = 4096
@@ -306,6 +312,7 @@ class Decoder(nn.Module):
             self.blocks = nn.ModuleList(Block(cfg, i) for i in range(cfg.n_layers))
             self.norm = nn.RMSNorm(cfg.d_model, cfg.norm_eps)
             self.head = None if cfg.tie_embeddings else nn.Linear(cfg.d_model, cfg.vocab_size, bias=False)
+        self.activation_checkpointing = False  # a way of computing and no part of the shape: the trainer sets it
         self.to_empty(device="cpu")
         initialise(self, seed)
         for name, module in self.named_modules():
@@ -322,8 +329,9 @@ class Decoder(nn.Module):
         mask = attention_mask(documents) if cache is None else _cache_mask(documents, ids, cache)
         x = self.embedding(ids)
         rope = rope_tables(positions, self.cfg.head_dim, self.cfg.rope_theta, x.dtype)
+        again = self.activation_checkpointing and self.training and cache is None
         for block in self.blocks:
-            x = block(x, rope, mask, cache)
+            x = checkpoint(block, x, rope, mask, None, use_reentrant=False) if again else block(x, rope, mask, cache)
         if cache is not None:
             cache.length += ids.shape[1]
         return self.norm(x)

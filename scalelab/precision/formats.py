@@ -22,7 +22,8 @@ class Format:
     """A binary floating-point format of at most 32 bits.
 
     exponent_bits, mantissa_bits: widths (the leading one is not stored). max: largest finite value.
-    overflow: what becomes of larger ones, "inf", or "max" where the format has no infinity. dtype: torch's type, None if it has none.
+    overflow: what becomes of larger ones, "inf", or "max" where the format has no infinity. dtype: torch's type,
+    None if it has none.
     """
 
     name: str
@@ -57,20 +58,25 @@ def _ieee_max(exponent_bits: int, mantissa_bits: int) -> float:
     return (2 - 2.0**-mantissa_bits) * 2.0 ** (2 ** (exponent_bits - 1) - 1)
 
 
-FORMATS: dict[str, Format] = {f.name: f for f in (
-    Format("fp32", 8, 23, _ieee_max(8, 23), "inf", torch.float32),
-    Format("tf32", 8, 10, _ieee_max(8, 10), "inf", None),
-    Format("bf16", 8, 7, _ieee_max(8, 7), "inf", torch.bfloat16),
-    Format("fp16", 5, 10, _ieee_max(5, 10), "inf", torch.float16),
-    Format("fp8_e5m2", 5, 2, _ieee_max(5, 2), "inf", torch.float8_e5m2),
-    Format("fp8_e4m3", 4, 3, 448.0, "max", torch.float8_e4m3fn),
-)}
+FORMATS: dict[str, Format] = {
+    f.name: f
+    for f in (
+        Format("fp32", 8, 23, _ieee_max(8, 23), "inf", torch.float32),
+        Format("tf32", 8, 10, _ieee_max(8, 10), "inf", None),
+        Format("bf16", 8, 7, _ieee_max(8, 7), "inf", torch.bfloat16),
+        Format("fp16", 5, 10, _ieee_max(5, 10), "inf", torch.float16),
+        Format("fp8_e5m2", 5, 2, _ieee_max(5, 2), "inf", torch.float8_e5m2),
+        Format("fp8_e4m3", 4, 3, 448.0, "max", torch.float8_e4m3fn),
+    )
+}
 
 
 def format_of(name: str) -> Format:
     "The format called `name`; an unknown one raises UsageError with the nearest that exists."
     if name not in FORMATS:
-        raise UsageError(f"number format {name!r} is unknown, expected one of {', '.join(FORMATS)}{did_you_mean(name, FORMATS)}")
+        raise UsageError(
+            f"number format {name!r} is unknown, expected one of {', '.join(FORMATS)}{did_you_mean(name, FORMATS)}"
+        )
     return FORMATS[name]
 
 # %% ../../nbs/03_precision/00_formats.ipynb #6c663223
@@ -85,7 +91,8 @@ def round_to(x: torch.Tensor, name: str) -> torch.Tensor:
     """Values of `x` rounded to the format `name` (nearest, ties to even), returned in fp32, same shape and device.
 
     x: fp32, or a narrower float, which fp32 holds exactly; fp64 would round twice and raises TypeError.
-    Exact in subnormals, at overflow (torch's rule: infinity, or the largest number for e4m3) and for signed zeros; NaN gives NaN without its payload.
+    Exact in subnormals, at overflow (torch's rule: infinity, or the largest number for e4m3) and for signed zeros;
+    NaN gives NaN without its payload.
     Not differentiable. tf32 too rounds to nearest even, as no hardware promises to.
     """
     f = format_of(name)
@@ -151,14 +158,18 @@ def exponent_histogram(x: torch.Tensor) -> ExponentHistogram:
 def range_shares(x: torch.Tensor, name: str) -> dict[str, float]:
     """Shares of the finite non-zero elements of `x` that fall outside what the format holds well.
 
-    underflow: become zero; subnormal: stay, with fewer bits; overflow: lie beyond the largest number, after rounding. All 0.0 for an empty tensor.
+    underflow: become zero; subnormal: stay, with fewer bits; overflow: lie beyond the largest number, after
+    rounding. All 0.0 for an empty tensor.
     """
     f, x = format_of(name), x.reshape(-1)
     x = x[x.isfinite() & (x != 0)]
     y, n = round_to(x, name).abs(), max(1, len(x))
     edge = f.max + f.eps * 2.0 ** (np.floor(np.log2(f.max)) - 1)  # half a step beyond the largest
-    return {"underflow": int((y == 0).sum()) / n, "subnormal": int(((y > 0) & (y < f.min_normal)).sum()) / n,
-            "overflow": int((y.isinf() | (x.abs() > edge)).sum()) / n}
+    return {
+        "underflow": int((y == 0).sum()) / n,
+        "subnormal": int(((y > 0) & (y < f.min_normal)).sum()) / n,
+        "overflow": int((y.isinf() | (x.abs() > edge)).sum()) / n,
+    }
 
 
 def underflow_share(x: torch.Tensor, name: str) -> float:

@@ -240,7 +240,7 @@ def open_data(cfg: TrainConfig) -> tuple[Shards, Shards | None, Path | None]:
         valid.check_tokenizer(train.tokenizer_hash)
     tokenizer = find_tokenizer(cfg)
     if tokenizer:
-        train.check_tokenizer(xxhash.xxh3_64_hexdigest(tokenizer.read_bytes()))
+        train.check_tokenizer(xxhash.xxh3_128_hexdigest(tokenizer.read_bytes()))
     if cfg.model.vocab_size and cfg.model.vocab_size < train.vocab_size:
         raise UsageError(f"model.vocab_size: {cfg.model.vocab_size} is smaller than the tokenizer's {train.vocab_size}; nearest valid: {train.vocab_size}")
     return train, valid, tokenizer
@@ -298,6 +298,7 @@ def start_model(cfg: TrainConfig, world: World, shards: Shards, init_from: str |
             raise UsageError(f"--init_from {init_from}: its vocabulary has {model.cfg.vocab_size} tokens, the shards' tokenizer {shards.vocab_size}; tokenize with its own tokenizer")
     else:
         model = Decoder(replace(cfg.model, vocab_size=cfg.model.vocab_size or shards.vocab_size), seed=cfg.trainer.seed)
+    model.activation_checkpointing = cfg.activation_checkpointing
     return apply_policy(model, POLICIES[cfg.precision], world.device)
 
 # %% ../../nbs/05_trainer/06_loop.ipynb #8ab819db

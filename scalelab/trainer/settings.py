@@ -222,18 +222,24 @@ def dry_run(cfg: TrainConfig, vocab_size: int = 0, ranks: int = 0) -> dict:
     """
     from dataclasses import replace
 
-    from scalelab.precision.memory import memory_by_formula
+    from scalelab.precision.memory import activation_bytes, memory_by_formula
 
     ranks = ranks or cfg.trainer.ranks or 1
     model = replace(cfg.model, vocab_size=cfg.model.vocab_size or vocab_size or 32768).validate()
     validate(cfg, ranks)
     parameters = parameters_by_formula(model)
     tokens = cfg.trainer.steps * cfg.trainer.global_batch * cfg.data.seq_len
-    memory = memory_by_formula(model, cfg.trainer.micro_batch, cfg.data.seq_len, policy=cfg.precision, world_size=ranks, plan="ddp", checkpointing=cfg.activation_checkpointing)
+    device = "cpu" if cfg.trainer.device == "cpu" else "cuda"
+    memory = memory_by_formula(model, cfg.trainer.micro_batch, cfg.data.seq_len, cfg.precision, world_size=ranks, device=device).to_dict()
+    if cfg.activation_checkpointing:  # every block's input, and one block's inside
+        inside = activation_bytes(replace(model, n_layers=1), cfg.trainer.micro_batch, cfg.data.seq_len, cfg.precision, device=device)
+        inputs = model.n_layers * cfg.trainer.micro_batch * cfg.data.seq_len * model.d_model * (8 if cfg.precision == "fp64" else 4)
+        memory["total"] += inside + inputs - memory["activations"]
+        memory["activations"] = inside + inputs
     return {
         "parameters": parameters["total"], "parameters_by_part": parameters, "ranks": ranks, "tokens": tokens, "tokens_per_parameter": tokens / parameters["total"],
         "tokens_per_update": cfg.trainer.global_batch * cfg.data.seq_len, "grad_accum_steps": cfg.trainer.global_batch // ranks // cfg.trainer.micro_batch,
-        "flops": float(tokens) * flops_per_token(model, cfg.data.seq_len), "memory_per_rank": {k: int(v) for k, v in memory.items()},
+        "flops": float(tokens) * flops_per_token(model, cfg.data.seq_len), "memory_per_rank": memory,
     }
 
 
