@@ -19,7 +19,8 @@ from typing import Any
 import zstandard
 
 # %% auto #0
-__all__ = ['MAX_LINE', 'SURROGATE', 'NOT_FINITE', 'BrokenFile', 'read_pieces', 'as_utf8', 'split_lines', 'tidy', 'parse_objects']
+__all__ = ['MAX_LINE', 'SURROGATE', 'NOT_FINITE', 'BrokenFile', 'read_pieces', 'as_utf8', 'split_lines', 'tidy', 'parse_objects',
+           'json_line']
 
 # %% ../../nbs/01_data/00_bytestream.ipynb #169a438d
 MAX_LINE = 1 << 28  # bytes of one line or one text file, 256 MiB: more is no document, and would break the promise of flat memory
@@ -36,7 +37,7 @@ class BrokenFile(Exception):
         self.reason = reason
         self.line: int | None = None
 
-
+# %% ../../nbs/01_data/00_bytestream.ipynb #7e281c39
 _MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
@@ -55,7 +56,7 @@ def read_pieces(path: Path, warn: Callable[[str], None]) -> Iterator[bytes]:
         else:
             yield from iter(lambda: file.read(1 << 18), b"")
 
-
+# %% ../../nbs/01_data/00_bytestream.ipynb #8c80b6b3
 def _unpack(pieces: Iterator[bytes], packed: str) -> Iterator[bytes]:
     "All members of a gzip file, all frames of a zstd file."
     fresh = functools.partial(zlib.decompressobj, 31) if packed == "gzip" else zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj
@@ -173,3 +174,12 @@ def parse_objects(text: str) -> Iterator[Any]:
         except RecursionError:
             raise ValueError("nested too deeply") from None
         yield value
+
+# %% ../../nbs/01_data/00_bytestream.ipynb #4350a057
+def json_line(row: dict[str, Any]) -> bytes:
+    "One dict as a line of UTF-8 JSON; a lone surrogate is written as its escape, dates and decimals as text."
+    text = json.dumps(row, ensure_ascii=False, allow_nan=False, default=str) + "\n"
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return (json.dumps(row, allow_nan=False, default=str) + "\n").encode()

@@ -28,7 +28,7 @@ import xxhash
 import zstandard
 
 from ..core.config import UsageError
-from .bytestream import MAX_LINE, NOT_FINITE, SURROGATE, BrokenFile, as_utf8, parse_objects, read_pieces, split_lines, tidy
+from .bytestream import MAX_LINE, NOT_FINITE, SURROGATE, BrokenFile, as_utf8, json_line, parse_objects, read_pieces, split_lines, tidy
 
 # %% auto #0
 __all__ = ['CODE_SUFFIXES', 'PROSE_SUFFIXES', 'TABLE_SUFFIXES', 'Reject', 'Rejects', 'find_files', 'detect_language',
@@ -54,15 +54,6 @@ class Reject:
         "The row as a plain dict, ready for JSON."
         return asdict(self)
 
-# %% ../../nbs/01_data/00_documents.ipynb #6f244db2
-def _json_line(row: dict[str, Any]) -> bytes:
-    "One dict as a line of UTF-8 JSON; a lone surrogate is written as its escape, dates and decimals as text."
-    text = json.dumps(row, ensure_ascii=False, allow_nan=False, default=str) + "\n"
-    try:
-        return text.encode()
-    except UnicodeEncodeError:
-        return (json.dumps(row, allow_nan=False, default=str) + "\n").encode()
-
 # %% ../../nbs/01_data/00_documents.ipynb #c72111b3
 class Rejects:
     """What was refused, what was mended, and what the reader wants to say.
@@ -87,7 +78,7 @@ class Rejects:
         if len(self.rows) < self.keep:
             self.rows.append(reject)
         if self._file:
-            self._file.write(_json_line(reject.to_dict()))
+            self._file.write(json_line(reject.to_dict()))
 
     def note(self, file: str, line: int | None, id: str | None, what: str) -> None:
         "Count something that was mended in a document that is kept."
@@ -129,7 +120,7 @@ def _kind(path: Path) -> tuple[str | None, str]:
         return "text", suffix
     return TABLE_SUFFIXES.get(suffix), suffix
 
-
+# %% ../../nbs/01_data/00_documents.ipynb #bd2d3542
 def _walk(folder: Path, skipped: Counter[str]) -> Iterator[Path]:
     for root, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith((".", "__pycache__")))
@@ -548,7 +539,7 @@ def write_documents(path: str | Path, documents: Iterable[dict[str, Any]]) -> in
         with os.fdopen(handle, "wb") as raw:
             with _packer(raw, path.suffix) as out:
                 for document in documents:
-                    out.write(_json_line(document))
+                    out.write(json_line(document))
                     count += 1
             raw.flush()
             os.fsync(raw.fileno())

@@ -40,6 +40,7 @@ class CleanConfig:
         keep: which of a group of duplicates stays: longest, first or newest
         seed: of the MinHash permutations
         workers: processes for the quality rules; 0 means one for each core
+        limit_bytes: stop reading after this many bytes of text; 0 reads everything
     """
 
     quality: QualityConfig = field(default_factory=QualityConfig)
@@ -47,6 +48,7 @@ class CleanConfig:
     keep: str = "longest"
     seed: int = 1
     workers: int = 0
+    limit_bytes: int = 0
 
 # %% ../../nbs/01_data/07_pipeline.ipynb #135c49f2
 class Account:
@@ -127,7 +129,7 @@ def clean(inputs: Sequence[str | Path], out: str | Path, config: CleanConfig | N
     (out / "documents").mkdir(parents=True, exist_ok=True)
     (out / "report.json").unlink(missing_ok=True)
     with Rejects(out / "rejects.jsonl.zst") as rejects:
-        docs = [*(progress(read_documents(inputs, rejects), desc="read", unit="doc") if inputs else ()), *extra]
+        docs = [*(progress(read_documents(inputs, rejects, limit_bytes=config.limit_bytes or None), desc="read", unit="doc") if inputs else ()), *extra]
         account = Account(rejects)
         account.stage("read", len(docs) + rejects.total, len(docs), Counter(rejects.counts))
         for row in rejects.rows:

@@ -170,8 +170,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 4096, min_frequency:
         raise UsageError("no text to train a tokenizer on: every document is empty or was removed")
     trained = TextTokenizer(json.dumps(json.loads(tokenizer.to_str()), ensure_ascii=False, indent=1).encode("utf-8"))
     if trained.vocab_size < vocab_size:
-        warnings.warn(f"vocab_size {vocab_size} was asked for, but {size} characters of text hold only"
-                      f" {trained.vocab_size} entries that occur {min_frequency} times, which is the vocabulary now", stacklevel=2)
+        message = f"vocab_size {vocab_size} was asked for, but {size} characters of text hold only {trained.vocab_size}"
+        warnings.warn(f"{message} entries that occur {min_frequency} times: the vocabulary is smaller", stacklevel=2)
     return trained
 
 # %% ../../nbs/01_data/04_tokenizer.ipynb #39112458

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
+import inspect
 import json
 import os
 import sys
@@ -289,6 +290,12 @@ class ParallelConfig:
                 raise UsageError(f"parallel.{key}: must be above 0, got {getattr(self, key)}")
 
 # %% ../../nbs/04_distributed/00_parallel.ipynb #d47ae70c
+def _buffer_sync(on: bool) -> dict[str, bool]:
+    "DDP's switch for sending buffers at each forward: torch 2.13 renamed it and warns about the old name."
+    new = "forward_sync_buffers"
+    return {new if new in inspect.signature(DistributedDataParallel).parameters else "broadcast_buffers": on}
+
+
 def wrap(model: nn.Module, world: World, plan: ParallelConfig | str = "auto") -> nn.Module:
     """The model, ready to be trained by `world`: itself for one rank, in DDP for several.
 
@@ -310,7 +317,7 @@ def wrap(model: nn.Module, world: World, plan: ParallelConfig | str = "auto") ->
         device_ids=[world.device.index] if world.device.type == "cuda" else None,
         bucket_cap_mb=plan.bucket_mb,
         gradient_as_bucket_view=True,
-        broadcast_buffers=False,
+        **_buffer_sync(False),
     )
 
 
@@ -363,7 +370,7 @@ def _buffer_broadcasts(world: World, broadcast_buffers: bool) -> int:
     "Broadcasts in two steps of a model with a constant table, as the profiler saw them on this rank."
     model = _toy(torch.float32).to(world.device)
     model.register_buffer("table", torch.zeros(64, device=world.device))
-    wrapped = DistributedDataParallel(model, broadcast_buffers=broadcast_buffers)
+    wrapped = DistributedDataParallel(model, **_buffer_sync(broadcast_buffers))
     ids = torch.zeros((1, 4), dtype=torch.int64, device=world.device)
     for _ in range(3):  # DDP arranges its buckets anew after the first step, and broadcasts the arrangement
         wrapped(ids).sum().backward()

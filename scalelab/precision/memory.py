@@ -22,10 +22,18 @@ __all__ = ['OPTIMIZER_NUMBERS', 'layer_activations', 'activation_bytes', 'Memory
 _BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
 
 
-def layer_activations(cfg: ModelConfig, rows: int, seq_len: int, policy: Policy | str = "fp32", packed: bool = False, device: str = "cpu") -> int:
+def layer_activations(
+    cfg: ModelConfig,
+    rows: int,
+    seq_len: int,
+    policy: Policy | str = "fp32",
+    packed: bool = False,
+    device: str = "cpu",
+) -> int:
     """Bytes that one block of a Decoder saves for backward, for `rows` rows of `seq_len` tokens.
 
-    packed: rows hold several documents each, so attention gets a mask. device "cuda": RMSNorm keeps its input and not the normed copy,
+    packed: rows hold several documents each, so attention gets a mask. device "cuda": RMSNorm keeps its input and
+    not the normed copy,
     and dropout masks are bytes; this follows torch's sources and was not measured. "cpu" is what was measured.
     """
     policy, gpu = policy_of(policy), device == "cuda"
@@ -39,8 +47,16 @@ def layer_activations(cfg: ModelConfig, rows: int, seq_len: int, policy: Policy 
     return n * (norms + attention + mlp + dropout) + mask
 
 
-def activation_bytes(cfg: ModelConfig, rows: int, seq_len: int, policy: Policy | str = "fp32", packed: bool = False, device: str = "cpu") -> int:
-    """Bytes saved for backward by all of the model but the logits: blocks, final norm, input of the head, rotary tables.
+def activation_bytes(
+    cfg: ModelConfig,
+    rows: int,
+    seq_len: int,
+    policy: Policy | str = "fp32",
+    packed: bool = False,
+    device: str = "cpu",
+) -> int:
+    """Bytes saved for backward by all of the model but the logits: blocks, final norm, input of the head, rotary
+    tables.
 
     Arguments as in `layer_activations`. Exact on CPU with torch 2.13, to a few bytes.
     """
@@ -56,7 +72,8 @@ def activation_bytes(cfg: ModelConfig, rows: int, seq_len: int, policy: Policy |
 class MemoryEstimate:
     """Bytes that one rank holds at the fullest moment of a training step, as the backward pass begins.
 
-    parameters, gradients, optimizer: what lasts. casts: 16-bit copies of weights that autocast makes. activations, logits: of one micro-batch.
+    parameters, gradients, optimizer: what lasts. casts: 16-bit copies of weights that autocast makes. activations,
+    logits: of one micro-batch.
     Not in it: the framework itself (a CUDA context is about 0.5 GB), temporaries of single operations, fragmentation.
     """
 
@@ -78,17 +95,29 @@ class MemoryEstimate:
 
     def table(self) -> str:
         "Part, size and share as aligned lines of text."
-        return "\n".join(f"{k:12} {human_bytes(v):>9} {v / max(1, self.total):6.1%}" for k, v in self.to_dict().items())
+        return "\n".join(
+            f"{k:12} {human_bytes(v):>9} {v / max(1, self.total):6.1%}" for k, v in self.to_dict().items()
+        )
 
 # %% ../../nbs/03_precision/02_memory.ipynb #2288e85f
 OPTIMIZER_NUMBERS = {"adamw": 2, "sgd": 0, "momentum": 1}  # numbers of state per parameter
 
 
-def memory_by_formula(cfg: ModelConfig, micro_batch: int, seq_len: int, policy: Policy | str = "fp32", optimizer: str = "adamw",
-                      world_size: int = 1, plan: str = "auto", packed: bool = False, device: str = "cpu") -> MemoryEstimate:
+def memory_by_formula(
+    cfg: ModelConfig,
+    micro_batch: int,
+    seq_len: int,
+    policy: Policy | str = "fp32",
+    optimizer: str = "adamw",
+    world_size: int = 1,
+    plan: str = "auto",
+    packed: bool = False,
+    device: str = "cpu",
+) -> MemoryEstimate:
     """Memory per rank for training a Decoder, without building it.
 
-    micro_batch: rows of seq_len tokens in one forward. optimizer: adamw, sgd or momentum. plan: auto, single or ddp; with ddp every
+    micro_batch: rows of seq_len tokens in one forward. optimizer: adamw, sgd or momentum. plan: auto, single or
+    ddp; with ddp every
     rank holds all of it, so world_size does not make it smaller. packed, device: as in `layer_activations`.
     Raises UsageError for an impossible model, an unknown policy, optimizer or plan, or sizes below 1.
     """
@@ -96,24 +125,37 @@ def memory_by_formula(cfg: ModelConfig, micro_batch: int, seq_len: int, policy: 
     policy = policy_of(policy)
     ParallelConfig(plan).validate()
     if optimizer not in OPTIMIZER_NUMBERS:
-        raise UsageError(f"optimizer {optimizer!r}: no formula, expected one of {', '.join(OPTIMIZER_NUMBERS)}{did_you_mean(optimizer, OPTIMIZER_NUMBERS)}")
+        raise UsageError(
+            f"optimizer {optimizer!r}: no formula, expected one of {', '.join(OPTIMIZER_NUMBERS)}"
+            f"{did_you_mean(optimizer, OPTIMIZER_NUMBERS)}"
+        )
     for name, value in (("micro_batch", micro_batch), ("seq_len", seq_len), ("world_size", world_size)):
         if value < 1:
             raise UsageError(f"{name}: must be at least 1, got {value}")
     parts = parameters_by_formula(cfg)
     n, master, narrow = parts["total"], _BYTES[policy.master], _BYTES[policy.block]
-    matrices = n - parts["norm"] - (0 if cfg.tie_embeddings else parts["embedding"])  # an untied embedding is only looked up
+    matrices = (
+        n - parts["norm"] - (0 if cfg.tie_embeddings else parts["embedding"])
+    )  # an untied embedding is only looked up
     tokens = min(micro_batch * seq_len, cfg.loss_chunk or micro_batch * seq_len)
     loss = max(4, _BYTES[policy.loss])
     return MemoryEstimate(
-        parameters=n * master, gradients=n * master, optimizer=n * OPTIMIZER_NUMBERS[optimizer] * _BYTES[policy.optimizer],
+        parameters=n * master,
+        gradients=n * master,
+        optimizer=n * OPTIMIZER_NUMBERS[optimizer] * _BYTES[policy.optimizer],
         casts=matrices * narrow if policy.block != policy.master else 0,
         activations=activation_bytes(cfg, micro_batch, seq_len, policy, packed, device),
-        logits=tokens * cfg.vocab_size * 3 * loss)
+        logits=tokens * cfg.vocab_size * 3 * loss,
+    )
 
 # %% ../../nbs/03_precision/02_memory.ipynb #526999f6
-def largest_micro_batch(cfg: ModelConfig, seq_len: int, limit_bytes: float, policy: Policy | str = "fp32", **settings) -> int:
-    "Most rows whose estimate stays within `limit_bytes`; 0 if not even one fits. settings: those of `memory_by_formula`."
+def largest_micro_batch(
+    cfg: ModelConfig, seq_len: int, limit_bytes: float, policy: Policy | str = "fp32", **settings
+) -> int:
+    """Most rows whose estimate stays within `limit_bytes`; 0 if not even one fits. settings: those of
+    `memory_by_formula`.
+    """
+
     def fits(rows: int) -> bool:
         return memory_by_formula(cfg, rows, seq_len, policy, **settings).total <= limit_bytes
 

@@ -27,7 +27,8 @@ class Policy:
     """A number format for every role.
 
     embedding, block, norm, head: what modules of that role compute in (block: matrix products and attention).
-    loss: cross-entropy. reduction: gradients on their way between ranks. master: the weights that the optimizer changes,
+    loss: cross-entropy. reduction: gradients on their way between ranks. master: the weights that the optimizer
+    changes,
     and so the gradients. optimizer: its state. scaler: "overflow" where gradients need a loss scale, else "none".
     """
 
@@ -45,7 +46,9 @@ class Policy:
     def dtype(self, role: str) -> torch.dtype:
         "torch's type for a role; an unknown role raises UsageError with the nearest one."
         if role not in ROLES:
-            raise UsageError(f"precision: role {role!r} is unknown, expected one of {', '.join(ROLES)}{did_you_mean(role, ROLES)}")
+            raise UsageError(
+                f"precision: role {role!r} is unknown, expected one of {', '.join(ROLES)}{did_you_mean(role, ROLES)}"
+            )
         return _WIDE[getattr(self, role)]
 
     @property
@@ -57,13 +60,16 @@ class Policy:
 ROLES = tuple(f.name for f in fields(Policy) if f.name not in ("name", "scaler"))
 
 # %% ../../nbs/03_precision/01_policy.ipynb #5dfc4041
-POLICIES: dict[str, Policy] = {p.name: p for p in (
-    Policy("fp32"),
-    Policy("fp64", *("fp64" for _ in ROLES)),
-    Policy("bf16", block="bf16", head="bf16"),
-    Policy("fp16", block="fp16", head="fp16", scaler="overflow"),
-    Policy("article", embedding="bf16", block="fp16", head="bf16", scaler="overflow"),
-)}
+POLICIES: dict[str, Policy] = {
+    p.name: p
+    for p in (
+        Policy("fp32"),
+        Policy("fp64", *("fp64" for _ in ROLES)),
+        Policy("bf16", block="bf16", head="bf16"),
+        Policy("fp16", block="fp16", head="fp16", scaler="overflow"),
+        Policy("article", embedding="bf16", block="fp16", head="bf16", scaler="overflow"),
+    )
+}
 
 
 def policy_of(policy: Policy | str | dict) -> Policy:
@@ -74,31 +80,44 @@ def policy_of(policy: Policy | str | dict) -> Policy:
     """
     if isinstance(policy, str):
         if policy not in POLICIES:
-            raise UsageError(f"precision: {policy!r} is unknown, expected one of {', '.join(POLICIES)}{did_you_mean(policy, POLICIES)}")
+            raise UsageError(
+                f"precision: {policy!r} is unknown, expected one of {', '.join(POLICIES)}"
+                f"{did_you_mean(policy, POLICIES)}"
+            )
         return POLICIES[policy]
     if isinstance(policy, dict):
         known = [f.name for f in fields(Policy)]
         for key in policy:
             if key not in [*known, "base"]:
-                raise UsageError(f"precision.{key}: no such role{did_you_mean(key, known)}; roles are {', '.join(ROLES)}")
+                raise UsageError(
+                    f"precision.{key}: no such role{did_you_mean(key, known)}; roles are {', '.join(ROLES)}"
+                )
         values = asdict(policy_of(policy.get("base", "fp32"))) | {k: v for k, v in policy.items() if k != "base"}
         policy = Policy(**values)
     for role in ROLES:
         if getattr(policy, role) not in _WIDE:
-            raise UsageError(f"precision.{role}: {getattr(policy, role)!r} is unknown, expected one of {', '.join(_WIDE)}")
+            raise UsageError(
+                f"precision.{role}: {getattr(policy, role)!r} is unknown, expected one of {', '.join(_WIDE)}"
+            )
     if "fp16" in (policy.block, policy.head, policy.embedding) and policy.scaler == "none":
-        raise UsageError("precision.scaler: fp16 gradients underflow without a loss scale; set scaler: overflow, or use bf16")
+        raise UsageError(
+            "precision.scaler: fp16 gradients underflow without a loss scale; set scaler: overflow, or use bf16"
+        )
     return policy
 
 # %% ../../nbs/03_precision/01_policy.ipynb #07391c98
 def _check_device(policy: Policy, device: torch.device) -> None:
     "Refuse what can't be had on this device, before anything is built."
     if policy.name == "article" or policy.embedding not in ("fp32", "fp64") or (policy.block != policy.head):
-        raise UsageError(f"precision {policy.name!r}: mixing 16-bit formats by role is not built yet; use bf16 or fp32, "
-                         "or study the formats with scalelab.precision.formats.round_to")
+        raise UsageError(
+            f"precision {policy.name!r}: mixing 16-bit formats by role is not built yet; use bf16 or fp32, "
+            "or study the formats with scalelab.precision.formats.round_to"
+        )
     if policy.block == "fp16" and device.type == "cpu":
-        raise UsageError(f"precision {policy.name!r}: fp16 needs a GPU (a CPU computes it about 30 times slower than fp32); "
-                         "use bf16 or fp32, or study it with scalelab.precision.formats.round_to")
+        raise UsageError(
+            f"precision {policy.name!r}: fp16 needs a GPU (a CPU computes it about 30 times slower than fp32); "
+            "use bf16 or fp32, or study it with scalelab.precision.formats.round_to"
+        )
     if policy.block == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
         raise UsageError(f"precision {policy.name!r}: this GPU has no bf16; use fp16 or fp32")
 
@@ -106,7 +125,8 @@ def _check_device(policy: Policy, device: torch.device) -> None:
 def apply_policy(model: nn.Module, policy: Policy | str, device: torch.device | str = "cpu") -> nn.Module:
     """Move `model` to `device` with its weights in the policy's master format; returns the same module.
 
-    Matrix products get their format from `autocast_for`, which the training step must enter. Raises UsageError for what is not to be had.
+    Matrix products get their format from `autocast_for`, which the training step must enter. Raises UsageError for
+    what is not to be had.
     """
     policy, device = policy_of(policy), torch.device(device)
     _check_device(policy, device)
@@ -126,7 +146,8 @@ def autocast_for(policy: Policy | str, device: torch.device | str = "cpu") -> co
 class LossScaler:
     """Loss scale driven by overflow (Micikevicius et al., 2018), with torch.amp.GradScaler's defaults.
 
-    scale: factor on the loss. growth: factor after `growth_interval` steps without overflow. backoff: factor after an overflow.
+    scale: factor on the loss. growth: factor after `growth_interval` steps without overflow. backoff: factor after
+    an overflow.
     Use: backward of `scaler.scale * loss`, divide gradients by `scaler.scale`, let all ranks agree on `finite`,
     step only if finite, then `update(finite)`.
     """
