@@ -71,7 +71,7 @@ def execute(path: Path, timeout: int = 240) -> None:
             cell.source = ""
     env = os.environ | {"PYTHONHASHSEED": "0", "COLUMNS": "120"}
     os.environ.update(env)
-    client = NotebookClient(nb, timeout=timeout, kernel_name="python3", resources={"metadata": {"path": str(path.parent)}})
+    client = NotebookClient(nb, timeout=timeout, coalesce_streams=True, kernel_name="python3", resources={"metadata": {"path": str(path.parent)}})
     client.execute()
     for cell, source in zip(nb.cells, kept):
         cell.source = source

@@ -65,7 +65,7 @@ def find_config(name: str) -> Path:
     raise UsageError(f"--config {name}: neither a file nor a recipe{did_you_mean(name, recipes())}; recipes: {', '.join(recipes()) or 'none'}")
 
 # %% ../../nbs/00_core/04_arguments.ipynb #aa2dfd93
-def _parser(cls: type, prog: str, description: str, flags: dict[str, dict]):
+def _parser(cls: type | None, prog: str, description: str, flags: dict[str, dict]):
     import jsonargparse
 
     parser = jsonargparse.ArgumentParser(prog=prog, description=description, exit_on_error=False)
@@ -74,7 +74,8 @@ def _parser(cls: type, prog: str, description: str, flags: dict[str, dict]):
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     for name, options in flags.items():
         parser.add_argument(name, **options)
-    parser.add_class_arguments(cls)
+    if cls is not None:
+        parser.add_class_arguments(cls)
     return parser
 
 
@@ -118,12 +119,12 @@ def _parse(parser, words: Sequence[str], where: str):
 
 # %% ../../nbs/00_core/04_arguments.ipynb #aa49b3eb
 def parse_config(
-    cls: type, argv: Sequence[str], prog: str, description: str = "", flags: dict[str, dict] | None = None,
+    cls: type | None, argv: Sequence[str], prog: str, description: str = "", flags: dict[str, dict] | None = None,
     translate: Callable[[dict, str], dict] | None = None,
 ) -> tuple[Any, dict[str, Any]]:
     """A filled `cls` from `--config NAME|FILE` and dotted overrides, and the values of the plain `flags`.
 
-    cls: dataclass of dataclasses, each field documented. flags: name -> options of `add_argument`, e.g. `{"--run": {"type": str}}`.
+    cls: dataclass of dataclasses, each field documented; None for a command that has flags only. flags: name -> options of `add_argument`, e.g. `{"--run": {"type": str}}`.
     translate: turns a foreign file's mapping into ours, called with (mapping, file name) before its keys are checked.
     With `--print_config` prints the configuration and raises SystemExit(0). Raises UsageError for an unknown key, a wrong type or an unreadable file.
     """
@@ -142,6 +143,8 @@ def parse_config(
         base += _words(flatten(tree))
         _parse(parser, base, str(path))
     space = _parse(parser, [*base, *words], prog)
+    if cls is None:
+        return None, space.as_dict()
     if space.show:
         config = {k: v for k, v in space.as_dict().items() if k in {f.name for f in dataclasses.fields(cls)}}
         print(dump_yaml(config), end="")
