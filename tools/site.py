@@ -164,8 +164,15 @@ def directives(source: str) -> tuple[dict[str, str], str]:
     return found, "\n".join(rest).strip("\n")
 
 
-def mends(text: str) -> str:
-    "Notes that scripts leave for readers of the raw notebook don't belong into the book."
+def only_imports(source: str) -> bool:
+    try:
+        return all(isinstance(node, (ast.Import, ast.ImportFrom)) for node in ast.parse(source).body)
+    except SyntaxError:  # a cell may hold a line for the shell
+        return False
+
+
+def without_comments(text: str) -> str:
+    "Comments of HTML are for readers of the raw notebook."
     return re.sub(r"<!--.*?-->", "", text, flags=re.S)
 
 
@@ -271,7 +278,7 @@ class Stage:
         found, source = directives(source)
         if "hide" in found or not source.strip():
             return []
-        source = outside_code(self.link_names(self.fix_links(source, chapter.source), chapter, imported), mends)
+        source = outside_code(self.link_names(self.fix_links(source, chapter.source), chapter, imported), without_comments)
         heading = re.search(r"^# +(.+)$", source, re.M)
         if chapter.title or not heading:
             return [cell(source)]
@@ -301,6 +308,8 @@ class Stage:
                 before = [{"cell_type": "markdown", "metadata": {}, "source": f"({label})="}]
         if any("image/png" in o.get("data", {}) or "image/svg+xml" in o.get("data", {}) for o in outputs) or found.get("code-fold") == "true":
             tags.add("hide-input")
+        if source.count("\n") > 5 and only_imports(source):
+            tags.add("hide-input")  # a list of names to scroll past
         if found.get("echo") == "false":
             tags.add("remove-input")
         metadata = {"tags": sorted(tags)} if tags else {}
