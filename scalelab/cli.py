@@ -17,7 +17,7 @@ from .core.arguments import parse_config, run_main
 from .core.config import CheckFailed, UsageError, did_you_mean, human_bytes
 
 # %% auto #0
-__all__ = ['JSON', 'AT', 'COMMANDS', 'LATER', 'answer', 'table', 'data_clean', 'data_tokenize', 'data_inspect', 'open_model',
+__all__ = ['JSON', 'AT', 'COMMANDS', 'LATER', 'answer', 'table', 'data_clean', 'data_tokenize', 'data_inspect', 'trained_as',
            'need_tokenizer', 'evaluate_command', 'diagnose_command', 'report_command', 'quantize_command',
            'export_command', 'generate_command', 'LoopWords', 'loop_command', 'bench_command', 'usage', 'find_command',
            'main']
@@ -67,11 +67,11 @@ def data_clean(argv: list[str]) -> int:
     if given["engine"] != "local":
         raise UsageError(f"--engine {given['engine']}: not built yet; use --engine local with --workers N")
     report = clean(given["inputs"], given["out"], config)
-    write_report(given["out"])
+    page = write_report(given["out"])
     for warning in report["warnings"]:
         print(f"scalelab: {warning}", file=sys.stderr)
     rows = [{"stage": s["name"], "in": s["in"], "out": s["out"], "removed": ", ".join(f"{k} {v}" for k, v in s["removed"].items())} for s in report["stages"]]
-    answer(report, given["json"], [table(rows), f"{given['out']}: {report['documents']:,} documents, {human_bytes(report['bytes'])}; report.html shows what went and why"])
+    answer(report, given["json"], [table(rows), f"{given['out']}: {report['documents']:,} documents, {human_bytes(report['bytes'])}; {page} shows what went and why"])
     return 0
 
 
@@ -125,25 +125,13 @@ def data_inspect(argv: list[str]) -> int:
     return 0
 
 # %% ../nbs/cli.ipynb #6159fcde
-def open_model(place: str, at: str = "best"):
-    "(model in evaluation mode, tokenizer path or None, resolved configuration or {}) from a run, a checkpoint, an int8 folder or a HF folder."
-    import torch
+def trained_as(place: str, at: str = "best") -> dict:
+    "The resolved configuration that the checkpoint behind `place` was trained with; {} for a model from elsewhere."
+    from scalelab.trainer.checkpoint import read_manifest, resolve
 
-    from scalelab.compression.quantize import load_quantized
-    from scalelab.model.hf import load_hf
-    from scalelab.trainer.checkpoint import quiet_model, read_manifest, resolve
-
-    path = Path(place)
-    if (path / "config.json").is_file() and not (path / "manifest.json").exists():
-        model, tokenizer = load_hf(path)
-        return model.eval(), tokenizer, {}
-    if (path / "manifest.json").is_file() and json.loads((path / "manifest.json").read_text(encoding="utf-8")).get("kind"):
-        model, tokenizer = load_quantized(path)
-        return model.eval(), tokenizer, {}
-    checkpoint = resolve(place, at)
-    with quiet_model(checkpoint) as model, torch.no_grad():
-        tokenizer = checkpoint / "tokenizer.json"
-        return model, tokenizer if tokenizer.exists() else None, read_manifest(checkpoint).get("config", {})
+    if (Path(place) / "config.json").exists() or (Path(place) / "model.safetensors").exists():
+        return {}
+    return read_manifest(resolve(place, at)).get("config", {})
 
 
 def need_tokenizer(path, place: str):
@@ -174,12 +162,14 @@ def _held_out(config: dict, data: list[str], tokenizer_path, place: str, folder:
 
 def evaluate_command(argv: list[str]) -> int:
     "scalelab evaluate RUN|CHECKPOINT [--data INPUT...]"
+    from scalelab.deploy.export import open_model
     from scalelab.trainer.evaluation import evaluate
 
     flags = {"model": {"type": str, "help": "run, checkpoint, int8 or HF folder"}} | AT | JSON | {
         "--data": {"nargs": "+", "type": str, "default": [], "help": "texts to evaluate on; by default the run's held-out shards"}}
     _, given = parse_config(None, argv, "scalelab evaluate", "Bits per byte by domain.", flags)
-    model, tokenizer, config = open_model(given["model"], given["at"])
+    model, tokenizer = open_model(given["model"], given["at"])
+    config = trained_as(given["model"], given["at"])
     with tempfile.TemporaryDirectory() as folder:
         shards = _held_out(config, given["data"], tokenizer, given["model"], folder)
         if shards.vocab_size > model.cfg.vocab_size:
@@ -220,12 +210,14 @@ def quantize_command(argv: list[str]) -> int:
 
     from scalelab.compression.quantize import benchmark, compare, quantize_model, save_quantized, verdict
     from scalelab.data.stream import Stream
+    from scalelab.deploy.export import open_model
 
     flags = {"model": {"type": str, "help": "run or checkpoint"}} | AT | JSON | {
         "--out": {"type": str, "required": True, "help": "folder of the int8 model"},
         "--data": {"nargs": "+", "type": str, "default": [], "help": "texts to compare on; by default the run's held-out shards"}}
     _, given = parse_config(None, argv, "scalelab compress quantize", "int8 linear layers, with what it costs.", flags)
-    model, tokenizer, config = open_model(given["model"], given["at"])
+    model, tokenizer = open_model(given["model"], given["at"])
+    config = trained_as(given["model"], given["at"])
     if hasattr(model, "quantization"):
         raise UsageError(f"{given['model']}: is quantised already")
     small = quantize_model(model)
@@ -260,6 +252,7 @@ def generate_command(argv: list[str]) -> int:
     "scalelab generate RUN|CHECKPOINT|HF_DIR --prompt TEXT"
     import time
 
+    from scalelab.deploy.export import open_model
     from scalelab.model.generate import generate
 
     flags = {"model": {"type": str, "help": "run, checkpoint, int8 or HF folder"}} | AT | JSON | {
@@ -269,7 +262,7 @@ def generate_command(argv: list[str]) -> int:
     _, given = parse_config(None, argv, "scalelab generate", "Continue a text.", flags)
     if given["max_new_tokens"] < 1:
         raise UsageError(f"--max_new_tokens {given['max_new_tokens']}: must be at least 1")
-    model, path, _ = open_model(given["model"], given["at"])
+    model, path = open_model(given["model"], given["at"])
     tokenizer = need_tokenizer(path, given["model"])
     settings = {k: given[k] for k in ("temperature", "top_k", "top_p", "seed")}
     begin = time.perf_counter()

@@ -191,7 +191,8 @@ def train_words(loop: Loop, run: str, **keys) -> list[str]:
 def launch(loop: Loop, words: list[str], ranks: int = 1, **popen) -> subprocess.Popen:
     "Start `scalelab train` on one rank or under torchrun; stderr goes to a log beside the runs."
     log = open(loop.run / "train.log", "ab")
-    env = os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "2") if ranks == 1 else "1"}
+    # PASSIVE: threads that wait sleep instead of spinning, which on a busy machine costs many times the work itself
+    env = os.environ | {"OMP_NUM_THREADS": "2" if ranks == 1 else "1", "OMP_WAIT_POLICY": "PASSIVE"}
     command = [sys.executable, "-m", "scalelab.trainer.loop"] if ranks == 1 else torchrun_command(ranks, "scalelab.trainer.loop")
     return subprocess.Popen([*command, *words], stdout=log, stderr=log, env=env, **popen)
 
