@@ -167,6 +167,21 @@ def dump_yaml(data: dict) -> str:
     return yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
 
 # %% ../../nbs/00_core/00_config.ipynb #7a0ea253
+class _Lines:
+    "Where a bar's redrawings become lines: for log files, in which a carriage return overwrites nothing."
+
+    encoding = "utf-8"
+
+    def write(self, text: str) -> int:
+        line = text.replace("\r", "").strip()
+        if line:
+            sys.stderr.write(line + "\n")
+        return len(text)
+
+    def flush(self) -> None:
+        sys.stderr.flush()
+
+
 def progress(iterable: Iterable | None = None, total: int | None = None, desc: str = "", unit: str = "it"):
     """A tqdm progress bar on stderr: drawn on a terminal, one line every 30 s elsewhere.
 
@@ -174,8 +189,7 @@ def progress(iterable: Iterable | None = None, total: int | None = None, desc: s
     """
     from tqdm import tqdm
 
-    terminal = sys.stderr.isatty()
-    return tqdm(
-        iterable, total=total, desc=desc, unit=unit, file=sys.stderr, dynamic_ncols=terminal, leave=False, unit_scale=True,
-        mininterval=0.1 if terminal else 30.0, maxinterval=1.0 if terminal else 60.0, delay=0 if terminal else 2.0,
-    )
+    if sys.stderr.isatty():
+        return tqdm(iterable, total=total, desc=desc, unit=unit, file=sys.stderr, dynamic_ncols=True, leave=False, unit_scale=True)
+    # miniters=1 keeps tqdm from guessing how many updates make 30 s, which goes wrong when their pace changes
+    return tqdm(iterable, total=total, desc=desc, unit=unit, file=_Lines(), ncols=100, leave=False, unit_scale=True, mininterval=30.0, miniters=1, maxinterval=60.0, delay=2.0)

@@ -193,7 +193,8 @@ def launch(loop: Loop, words: list[str], ranks: int = 1, **popen) -> subprocess.
     log = open(loop.run / "train.log", "ab")
     # PASSIVE: threads that wait sleep instead of spinning, which on a busy machine costs many times the work itself
     env = os.environ | {"OMP_NUM_THREADS": "2" if ranks == 1 else "1", "OMP_WAIT_POLICY": "PASSIVE"}
-    command = [sys.executable, "-m", "scalelab.trainer.loop"] if ranks == 1 else torchrun_command(ranks, "scalelab.trainer.loop")
+    # "--": torchrun would take our --run for an abbreviation of its own --run-path
+    command = [sys.executable, "-m", "scalelab.trainer.loop"] if ranks == 1 else torchrun_command(ranks, "scalelab.trainer.loop", "--")
     return subprocess.Popen([*command, *words], stdout=log, stderr=log, env=env, **popen)
 
 

@@ -484,7 +484,7 @@ def _catch_signals(t: Trainer) -> dict:
 
 # %% ../../nbs/05_trainer/06_loop.ipynb #30fe975c
 FLAGS = {
-    "--run": {"type": str, "default": None, "help": "run directory; made if missing, gone on with if it holds a run"},
+    "--run": {"type": str, "default": None, "help": "run directory; made if missing, gone on with if it holds a run; under torchrun write --run_dir, since torchrun takes --run for its own --run-path"},
     "--resume": {"type": str, "default": "auto", "help": "auto: newest checkpoint that verifies; never: a new run only; or a checkpoint folder"},
     "--init_from": {"type": str, "default": None, "help": "HF directory (Llama layout) whose weights a new run starts from"},
     "--dry_run": {"action": "store_true", "help": "print parameters, tokens and memory per rank, and stop"},
@@ -512,6 +512,7 @@ def _flat(tree: dict) -> dict:
 
 def train_command(argv: list[str], prog: str = "scalelab train") -> int:
     "Parse, then train or print the dry run. Raises UsageError and CheckFailed; see run_main."
+    argv = ["--run" + w[len("--run_dir"):] if w == "--run_dir" or w.startswith("--run_dir=") else w for w in argv]  # torchrun refuses --run
     cfg, flags = parse_config(TrainConfig, argv, prog, "Train a decoder on shards. Under torchrun every rank runs this.", FLAGS, _translated)
     if flags["dry_run"]:
         plan = dry_run(cfg)
