@@ -661,7 +661,8 @@ def build(out: Path) -> list[str]:
     stamp = fingerprint()
     stage.run()
     out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=".site-") as tmp:
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=CACHE) as tmp:  # a folder that git ignores
         site = Path(tmp) / "site"
         command = [sys.executable, "-m", "sphinx", "-b", "html", "-W", "--keep-going", "-q", "-E", "-j", str(min(4, os.cpu_count() or 1)), "-c", str(DOCS), "-d", f"{tmp}/trees", str(STAGED), str(site)]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"PYTHONWARNINGS": "ignore", "NO_COLOR": "1"})
@@ -675,8 +676,8 @@ def build(out: Path) -> list[str]:
         (site / ".stamp").write_text(stamp, encoding="utf-8")
         (site / ".nojekyll").touch()
         if out.exists():
-            out.rename(Path(tmp) / "old")
-        site.rename(out)
+            shutil.move(out, Path(tmp) / "old")
+        shutil.move(site, out)
     return []
 
 

@@ -22,12 +22,12 @@ __all__ = ['flatten', 'unflatten', 'recipe_dir', 'recipes', 'find_config', 'pars
            'contextlib_suppress_stdout']
 
 # %% ../../nbs/00_core/04_arguments.ipynb #b9451183
-def flatten(tree: dict, prefix: str = "") -> dict[str, Any]:
-    "`{'a': {'b': 1}}` -> `{'a.b': 1}`. Empty dicts vanish; lists are values."
+def flatten(tree: dict, prefix: str = "", leaves: Sequence[str] = ()) -> dict[str, Any]:
+    "`{'a': {'b': 1}}` -> `{'a.b': 1}`. Empty dicts vanish; lists are values, and so are the dicts of keys in `leaves`."
     flat: dict[str, Any] = {}
     for key, value in tree.items():
-        if isinstance(value, dict):
-            flat |= flatten(value, f"{prefix}{key}.")
+        if isinstance(value, dict) and f"{prefix}{key}" not in leaves:
+            flat |= flatten(value, f"{prefix}{key}.", leaves)
         else:
             flat[f"{prefix}{key}"] = value
     return flat
@@ -69,7 +69,7 @@ def _parser(cls: type | None, prog: str, description: str, flags: dict[str, dict
     import jsonargparse
 
     parser = jsonargparse.ArgumentParser(prog=prog, description=description, exit_on_error=False)
-    parser.add_argument("--config", metavar="NAME|FILE", help=f"recipe ({', '.join(recipes())}) or YAML file; the command line wins over it; add --print_config to see the result")
+    parser.add_argument("--config", metavar="NAME|FILE", help="a recipe's name or a YAML file; the command line wins over it; add --print_config to see the result")
     parser.add_argument("--show", action="store_true", help=argparse.SUPPRESS)  # --print_config; jsonargparse keeps that name to itself
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     for name, options in flags.items():
@@ -92,8 +92,13 @@ def _plain(error: Exception) -> str:
     return text
 
 
+def _keys(parser) -> list[str]:
+    "Every dotted key that the parser knows."
+    return list(parser.get_defaults(skip_validation=True).keys())
+
+
 def _parse(parser, words: Sequence[str], where: str):
-    keys = [k for k in flatten(parser.get_defaults(skip_validation=True).as_dict())] + ["config", "show", "debug", "help"]
+    keys = [*_keys(parser), "config", "show", "debug", "help"]
     groups = {k.rsplit(".", 1)[0] for k in keys if "." in k}
     for word in words:
         key = word[2:].split("=", 1)[0]
@@ -140,7 +145,7 @@ def parse_config(
         tree = load_yaml(path)
         if translate:
             tree = translate(tree, str(path))
-        base += _words(flatten(tree))
+        base += _words(flatten(tree, leaves=_keys(parser)))
         _parse(parser, base, str(path))
     space = _parse(parser, [*base, *words], prog)
     if cls is None:

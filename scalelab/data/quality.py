@@ -373,11 +373,13 @@ def apply_rules(document: dict[str, Any], rules: Mapping[str, Rule] = RULES, rep
 # %% ../../nbs/01_data/02_quality.ipynb #dfbca5f9
 @dataclass
 class QualityConfig:
-    """What a run changes in RULES.
+    """What a run changes in RULES; raises UsageError for an unknown rule or an impossible number.
 
-    thresholds: new thresholds by rule name, for every domain to which the rule applies; off: rules not to use;
-    repair: undo provable encoding damage first; quantile: of document length by domain, beyond which a document is cut into pieces.
-    Raises UsageError for an unknown rule or an impossible number.
+    Args:
+        thresholds: new thresholds by rule name, for every domain to which the rule applies
+        off: rules not to use
+        repair: undo provable encoding damage first
+        quantile: of document length by domain, beyond which a document is long
     """
 
     thresholds: dict[str, float] = field(default_factory=dict)
