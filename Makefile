@@ -65,5 +65,5 @@ lock: $(STAMP) ## write the installed versions into constraints.txt
 	$(BIN)/python -m pip freeze --exclude-editable | sed -E 's/\+cpu$$//' | grep -v '^-e' > constraints.txt
 
 clean: ## remove .venv, the built site and caches (runs/ stays)
-	rm -rf $(VENV) _docs docs/_staged build *.egg-info
+	rm -rf $(VENV) _docs docs/_staged docs/_build build *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

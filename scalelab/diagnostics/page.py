@@ -19,7 +19,7 @@ from ..core.config import human_count
 
 # %% auto #0
 __all__ = ['CSS', 'text', 'figure', 'duration', 'ticks', 'thin', 'Frame', 'around', 'stroke', 'grid', 'guides', 'chart', 'legend',
-           'bar_row', 'plain', 'key_values', 'badge', 'shell', 'faults']
+           'standalone', 'bar_row', 'plain', 'key_values', 'badge', 'shell', 'faults']
 
 # %% ../../nbs/06_diagnostics/04_page.ipynb #7645741c
 def text(value) -> str:
@@ -292,6 +292,14 @@ footer{color:var(--soft);font-size:13px;margin-top:22px}footer ul{margin:4px 0;p
 """
 
 CSS = _TYPE + _CARDS + _ROWS
+
+# %% ../../nbs/06_diagnostics/04_page.ipynb #6edbd81c
+def standalone(drawn: str) -> str:
+    "The SVG in a `chart` as a document of its own, with the rules of the sheet that it needs, for files and notebooks."
+    svg = re.search(r"<svg.*</svg>", drawn, re.S)[0].replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
+    rules = CSS.split("\n")
+    sheet = rules[1:5] + [rule for rule in rules if rule.startswith((".chart{", ".g{", ".s0{", ".d{", ".h{"))]
+    return svg.replace("><", "><style>" + "\n".join(sheet) + "</style><", 1)
 
 # %% ../../nbs/06_diagnostics/04_page.ipynb #e3718cb0
 def bar_row(name: str, share: float, value: str, colour: str, title: str, extra: str = "") -> str:
