@@ -41,7 +41,7 @@ def table(rows: list[dict], title: str = "") -> str:
         shown.add_column(c, justify="right" if all(isinstance(r.get(c), (int, float)) for r in rows) else "left", overflow="fold")
     for r in rows:
         shown.add_row(*(f"{v:.4g}" if isinstance(v, float) else f"{v:,}" if isinstance(v, int) and not isinstance(v, bool) else str(v if v is not None else "").replace("[", r"\[") for v in (r.get(c) for c in columns)))
-    console = Console(width=int(os.environ.get("COLUMNS", 0)) or None, file=open(os.devnull, "w"), record=True, force_jupyter=False)
+    console = Console(width=int(os.environ.get("COLUMNS", 0)) or (None if sys.stdout.isatty() else 140), file=open(os.devnull, "w"), record=True, force_jupyter=False)
     console.print(shown)
     return console.export_text().rstrip()
 
@@ -317,7 +317,7 @@ def loop_command(argv: list[str]) -> int:
     else:
         from rich.console import Console
 
-        Console().print(stage_table(result["stages"]))
+        Console(width=None if sys.stdout.isatty() else 140).print(stage_table(result["stages"]))
         print(f"{'all stages held' if result['ok'] else 'some stages failed'} in {result['seconds']:.0f} s, peak memory {human_bytes(result['peak_bytes'])}; open {result['report']}")
     return 0 if result["ok"] else 1
 

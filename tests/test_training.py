@@ -20,6 +20,8 @@ STEPS = 60
 
 
 def torchrun(words: list[str], ranks: int = 2) -> list[str]:
+    "The words under torchrun, which takes --run for its own --run-path: there it is --run_dir."
+    words = [w.replace("--run=", "--run_dir=", 1) for w in words]
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m", "scalelab.trainer.loop", *words]
 
 
@@ -121,7 +123,7 @@ def test_resume_on_fewer_ranks(pairs, train_words, tmp_path):
 def test_the_ranks_agree_on_an_unusable_call(train_words, tmp_path):
     "An impossible value under torchrun: no rank hangs, each says one line and no traceback, nothing is written."
     done = run(torchrun(train_words(tmp_path / "run", trainer__global_batch=3, trainer__micro_batch=1)))
-    assert done.code != 0 and "Traceback (most recent call last):\n  File \"<frozen runpy>" in done.err or done.code != 0
+    assert done.code != 0
     said = [line for line in done.err.splitlines() if line.startswith("scalelab: ")]
     assert said and all("trainer.global_batch: 3" in line and "2 or 4" in line for line in said)
     assert not (tmp_path / "run").exists()

@@ -295,8 +295,8 @@ CSS = _TYPE + _CARDS + _ROWS
 
 # %% ../../nbs/06_diagnostics/04_page.ipynb #6edbd81c
 def standalone(drawn: str) -> str:
-    "The SVG in a `chart` as a document of its own, with the rules of the sheet that it needs, for files and notebooks."
-    svg = re.search(r"<svg.*</svg>", drawn, re.S)[0].replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
+    "The first SVG in `drawn` as a document of its own, with the rules of the sheet that it needs, for files and notebooks."
+    svg = re.search(r"<svg.*?</svg>", drawn, re.S)[0].replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
     rules = CSS.split("\n")
     sheet = rules[1:5] + [rule for rule in rules if rule.startswith((".chart{", ".g{", ".s0{", ".d{", ".h{"))]
     return svg.replace("><", "><style>" + "\n".join(sheet) + "</style><", 1)
@@ -361,6 +361,7 @@ class _Judge(HTMLParser):
         self.wrong += [f"unclosed <{t}>" for t in self.stack]
 
     def handle_starttag(self, tag, attrs):
+        "What a tag could load or run."
         if tag in ("script", "iframe", "object", "link", "img", "base", "form", "image", "use"):
             self.wrong.append(f"<{tag}>")
         loads = ("src", "href", "srcset", "action")
@@ -369,11 +370,13 @@ class _Judge(HTMLParser):
             self.stack.append(tag)
 
     def handle_startendtag(self, tag, attrs):
+        "A tag that closes itself leaves the stack as it was."
         self.handle_starttag(tag, attrs)
         if self.stack and self.stack[-1] == tag:
             self.stack.pop()
 
     def handle_endtag(self, tag):
+        "A closing tag must close the last one opened."
         if not self.stack or self.stack.pop() != tag:
             self.wrong.append(f"misplaced </{tag}>")
 

@@ -113,7 +113,7 @@ def funnel_section(data: dict) -> str:
         for reason, count in sorted((s.get("removed") or {}).items(), key=lambda kv: -kv[1]):
             out.append(_rule(reason, count, largest, examples.get(reason) or []))
     if data.get("rejects"):
-        out.append(f'<p class="lead">Every removed document, with stage, reason and place: <code>{text(data["rejects"])}</code></p>')
+        out.append(f'<p class="lead" style="margin-top:14px">Every removed document, with stage, reason and place: <code>{text(data["rejects"])}</code></p>')
     for title, what in (("warnings", clean.get("warnings")), ("notes", clean.get("notes"))):
         if what:
             body = key_values(what) if isinstance(what, dict) else f'<pre class="long">{text(chr(10).join(map(str, what)))}</pre>'

@@ -195,7 +195,8 @@ def _finish(root: Path, work: Path, target: Path, model, state: TrainState, worl
         part = work / f".rank-{rank}.json"
         files[f"rank-{rank:05d}.safetensors"] = json.loads(part.read_text())
         part.unlink()
-    manifest = {"format": FORMAT, "world_size": world.world_size, "state": asdict(state), "files": files, **extra}
+    placements = {"model/*": "replicated, in rank 0's file", "optim/*": "replicated, in rank 0's file", "rng/*": "each rank's own"}
+    manifest = {"format": FORMAT, "world_size": world.world_size, "state": asdict(state), "placements": placements, "files": files, **extra}
     if hasattr(model, "cfg"):
         atomic_write(work / "model.json", json.dumps(model.cfg.to_dict(), indent=1))
     if tokenizer:
