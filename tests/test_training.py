@@ -61,14 +61,14 @@ def assert_ends_like(run_dir: Path, undisturbed: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def pairs(train_words, tmp_path_factory) -> dict[tuple[str, int], Path]:
+def pairs(call, train_words, tmp_path_factory) -> dict[tuple[str, int], Path]:
     "The same training on one and on two ranks, in single and in double precision."
     root, made = tmp_path_factory.mktemp("pairs"), {}
     for precision in ("fp32", "fp64"):
         for ranks in (1, 2):
             out = root / f"{precision}-{ranks}"
             words = train_words(out, trainer__steps=30, precision=precision, trainer__micro_batch=1, trainer__rank_every=10, trainer__checkpoint_every=15)
-            run([*TRAINER, *words] if ranks == 1 else torchrun(words)).ok()
+            (call("train", *words) if ranks == 1 else run(torchrun(words))).ok()
             made[precision, ranks] = out
     return made
 
@@ -199,9 +199,13 @@ def test_a_signal_saves_the_state(number, code, undisturbed, long_words, call):
     log = run_dir.parent / "log"
     child = start([*PROGRAM, "train", *words], log)
     assert wait_until(lambda: step_now(run_dir) >= 3, child), log.read_text()
-    if number == signal.SIGINT:  # meanwhile: a second process on the same run is refused, and changes nothing
-        call("train", *words).refused(str(run_dir), "another process")
-    child.send_signal(number)
+    child.send_signal(signal.SIGSTOP)  # held still, so that a slow machine can't finish the run before the signal
+    try:
+        if number == signal.SIGINT:  # meanwhile a second process on the same run is refused, and changes nothing
+            call("train", *words).refused(str(run_dir), "another process")
+        child.send_signal(number)
+    finally:
+        child.send_signal(signal.SIGCONT)
     child.wait(60)
     text = log.read_text().splitlines()
     assert child.returncode == code or (code is None and child.returncode in (130, 143)), log.read_text()

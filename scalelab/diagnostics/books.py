@@ -152,7 +152,7 @@ def find_rate_jumps(log: RunLog) -> list[Finding]:
                     step,
                     1.0,
                     evidence,
-                    f"step {step} ran with two rates: was the configuration changed between the attempts (`scalelab compare`), or the scheduler's state lost?",
+                    f"step {step} ran with two rates: was the configuration changed between the attempts (compare config.yaml with the manifest of the checkpoint), or the scheduler's state lost?",
                 )
             ]
     rate = np.maximum(log.array("lr"), 1e-30)
@@ -197,7 +197,7 @@ def find_data_starvation(log: RunLog, share: float = 0.1) -> list[Finding]:
         confidence(waited, share) if waited > share else 0.0,
         confidence(1.2 / max(ratio, 1e-9), 1.0) if ratio < 1.2 else 0.0,
     )
-    advice = "the device waits for the stream: move the shards to a local disk, more page cache or prefetch; `scalelab bench stream` measures it alone"
+    advice = "the device waits for the stream: move the shards to a local disk, more page cache or prefetch; `scalelab bench data-stream` measures it alone"
     step = int(log.global_step[first]) if len(log.steps) > first else None
     return [*out, Finding("data_starved", step, sure, evidence, advice)]
 
@@ -214,7 +214,7 @@ def _stalls(log: RunLog, step_s: np.ndarray, data_s: np.ndarray, good: np.ndarra
     evidence = {"data_seconds": data_s[i], "usual": usual, "such_steps": int((data_s[good] > line).sum())}
     advice = (
         f"one wait of {data_s[i]:.2g} s: a cold page cache, a slow disk or a busy machine; "
-        "if it repeats, time the stream alone (`scalelab bench stream`)"
+        "if it repeats, time the stream alone (`scalelab bench data-stream`)"
     )
     return [
         Finding("data_stall", int(log.global_step[i]), confidence(float(data_s[i]), line), evidence, advice)
@@ -240,7 +240,7 @@ def find_skipped_steps(log: RunLog, share: float = 0.05) -> list[Finding]:
         "longest_row": longest,
         "loss_scale": log.steps[at].get("loss_scale"),
     }
-    advice = "the scaler finds overflow again and again: train in bf16 (`--precision bf16`), or look for the layer whose activations overflow in the census of scalelab report"
+    advice = "the scaler finds overflow again and again: train in bf16 (`--precision bf16`), or look for the layer whose activations overflow in the census of `scalelab report`"
     return [
         Finding(
             "skipped_steps",

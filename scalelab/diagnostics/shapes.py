@@ -371,6 +371,12 @@ FAULTS = {
 }
 
 
+def _found(delays: list[int | None]) -> dict:
+    "Share of faults found, and the median delay in steps of those."
+    late = [v for v in delays if v is not None]
+    return {"found": round(len(late) / len(delays), 3), "median_delay": int(np.median(late)) if late else None}
+
+
 def bench_detectors(
     curves: dict[str, dict[str, np.ndarray]],
     per_curve: int = 6,
@@ -401,18 +407,7 @@ def bench_detectors(
                 for detector, score in detector_scores(part).items():
                     late = np.flatnonzero(score[at - low :] > line[detector])
                     rows[fault, detector].append(int(late[0]) if len(late) else None)
-    table = {
-        f: {
-            d: {
-                "found": round(float(np.mean([v is not None for v in rows[f, d]])), 3),
-                "median_delay": int(np.median([v for v in rows[f, d] if v is not None]))
-                if any(v is not None for v in rows[f, d])
-                else None,
-            }
-            for d in line
-        }
-        for f in FAULTS
-    }
+    table = {f: {d: _found(rows[f, d]) for d in line} for f in FAULTS}
     return {
         "curves_for_thresholds": len(names[::2]),
         "curves_tested": len(names[1::2]),

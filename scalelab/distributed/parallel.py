@@ -16,7 +16,6 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -28,7 +27,7 @@ from ..core.config import UsageError, did_you_mean
 # %% auto #0
 __all__ = ['gradient_weight', 'World', 'read_place', 'pick_device', 'init_world', 'close_world', 'sum_across', 'agree_finite',
            'gather_rows', 'unwrap', 'param_checksum', 'odd_ranks', 'same_everywhere', 'ParallelConfig', 'wrap',
-           'no_sync', 'selftest', 'torchrun_command', 'main', 'ring_bytes', 'ring_seconds']
+           'no_sync', 'selftest', 'torchrun_command', 'main']
 
 # %% ../../nbs/04_distributed/00_parallel.ipynb #1ea1fb79
 def gradient_weight(world_size: int, global_valid: float) -> float:
@@ -379,7 +378,7 @@ def _buffer_broadcasts(world: World, broadcast_buffers: bool) -> int:
             wrapped(ids).sum().backward()
     return sum(1 for e in seen.events() if e.name == "c10d::broadcast_")
 
-
+# %% ../../nbs/04_distributed/00_parallel.ipynb #56331edd
 def selftest(world: World) -> dict:
     "Known answers for every agreement of this module; `ok` is true if all came out, the same on every rank."
     n, r = world.world_size, world.rank
@@ -460,13 +459,3 @@ def main(argv: list[str] | None = None) -> int:
 #| eval: false
 if __name__ == "__main__":
     raise SystemExit(main())
-
-# %% ../../nbs/04_distributed/00_parallel.ipynb #e752e314
-def ring_bytes(n_bytes: float, world_size: int) -> float:
-    "Bytes that each rank sends in a ring all-reduce of `n_bytes`: 2 (n - 1) / n times as many."
-    return 2 * (world_size - 1) / world_size * n_bytes
-
-
-def ring_seconds(n_bytes: float, world_size: int, latency_s: float, bytes_per_s: float) -> float:
-    "Alpha-beta cost of a ring all-reduce: 2 (n - 1) steps of one latency each, plus the bytes over the slowest link."
-    return 2 * (world_size - 1) * latency_s + ring_bytes(n_bytes, world_size) / bytes_per_s
