@@ -78,12 +78,14 @@ def data_clean(argv: list[str]) -> int:
 def data_tokenize(argv: list[str]) -> int:
     "scalelab data tokenize INPUT... --out DIR"
     from scalelab.data.pipeline import TokenizeConfig, tokenize
+    from scalelab.diagnostics.report import write_report
 
     flags = _inputs("cleaned documents") | JSON | {
         "--out": {"type": str, "required": True, "help": "folder for tokenizer.json and shards/{train,valid}"},
         "--tokenizer": {"type": str, "default": None, "help": "existing tokenizer.json instead of training one"}}
     config, given = parse_config(TokenizeConfig, argv, "scalelab data tokenize", "Split by near-duplicate cluster, train a tokenizer on the training side, write shards.", flags)
     report = tokenize(given["inputs"], given["out"], config, given["tokenizer"])
+    write_report(given["out"])
     for warning in report["warnings"]:
         print(f"scalelab: {warning}", file=sys.stderr)
     rows = [{"domain": d, "train tokens": report["tokens"]["train"].get(d, 0), "valid tokens": report["tokens"]["valid"].get(d, 0), "bytes per token": report["bytes_per_token"][d]} for d in report["bytes_per_token"]]
@@ -395,6 +397,8 @@ def find_command(argv: list[str]) -> tuple[str, list[str]]:
 def main(argv: list[str] | None = None) -> int:
     "Entry of the program `scalelab`; the exit code."
     argv = list(sys.argv[1:] if argv is None else argv)
+    # Before torch is loaded: threads that wait for each other sleep instead of spinning, which on a shared machine can cost ten times the work.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(usage())
         return 0

@@ -452,7 +452,7 @@ def test_export_is_proven(cli, healthy, tmp_path, require):
     out = tmp_path / "hf"
     proof = cli("export", healthy, "--out", out, "--json").ok().json
     assert proof == json.loads((out / "proof.json").read_text(encoding="utf-8"))
-    assert proof["ok"] is True and proof["max_abs_logit_difference"] <= 1e-5 and proof["greedy_tokens_equal"] is True and proof["largest_logit"] > 0.1 if "largest_logit" in proof else True
+    assert proof["ok"] is True and proof["max_abs_logit_difference"] <= 1e-5 and proof["greedy_tokens_equal"] is True
     assert {"config.json", "tokenizer.json", "proof.json"} <= set(os.listdir(out)) and list(out.glob("*.safetensors"))
     assert not [p for p in out.iterdir() if p.suffix in (".bin", ".pt", ".pkl")]
     require("transformers (pip install 'scalelab[deploy]')", find_spec("transformers") is not None)

@@ -154,9 +154,15 @@ def test(limit: int = 900) -> bool:
 
 
 def readme(check: bool = False) -> bool:
-    with tempfile.TemporaryDirectory() as tmp:
-        subprocess.run(["jupyter", "nbconvert", "--log-level=ERROR", "--to", "markdown", "--TagRemovePreprocessor.remove_cell_tags=hide", "--output-dir", tmp, str(ROOT / "nbs/index.ipynb")], check=True)
-        text = (Path(tmp) / "index.md").read_text(encoding="utf-8")
+    "README.md from nbs/index.ipynb, without its hidden cells."
+    import nbformat
+    from nbconvert import MarkdownExporter
+
+    nb = read(ROOT / "nbs/index.ipynb")
+    nb.cells = [c for c in nb.cells if not (c.cell_type == "code" and re.match(r"#\|\s*hide\b", c.source))]
+    nb.metadata["language_info"] = {"name": "python"}
+    text = MarkdownExporter().from_notebook_node(nbformat.from_dict(nb))[0]
+    text = re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
     text = text.replace("](../docs/", "](docs/").replace('src="../docs/', 'src="docs/')
     if check:
         same = (ROOT / "README.md").read_text(encoding="utf-8") == text

@@ -169,9 +169,10 @@ def tokens_section(data: dict) -> str:
     rows = []
     for d in sorted(found["bytes_per_token"]):
         cells = [figure(found["tokens"][s].get(d, 0)) for s in ("train", "valid")]
-        cells += [figure(found["bytes_per_token"][d]), figure((found.get("valid_half_width") or {}).get(d))]
+        width = (found.get("valid_half_width") or {}).get(d)
+        cells += [figure(found["bytes_per_token"][d]), "–" if width is None else f"± {width:.0%}"]
         rows.append(f"<tr><td>{text(d)}</td>" + "".join(f'<td class="r">{c}</td>' for c in cells) + "</tr>")
-    heads = ("training tokens", "held-out tokens", "bytes per token", "held-out precision (± bits per byte)")
+    heads = ("training tokens", "held-out tokens", "bytes per token", "held-out bits per byte known to")
     head = "<tr><th>domain</th>" + "".join(f'<th class="r">{h}</th>' for h in heads) + "</tr>"
     pairs = len(found.get("leaks") or [])
     says = badge(f"✕ {pairs} near-duplicates cross the split" if pairs else "✓ no near-duplicate crosses the split", "bad" if pairs else "ok")
