@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -26,10 +27,10 @@ def torchrun(words: list[str], ranks: int = 2) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(train_words, shards, tmp_path_factory) -> Path:
+def undisturbed(call, train_words, shards, tmp_path_factory) -> Path:
     "60 steps in one go, without a checkpoint on the way: what every disturbed run must end like."
     out = tmp_path_factory.mktemp("undisturbed") / "run"
-    run([*TRAINER, *train_words(out, trainer__steps=STEPS, trainer__eval_every=20, data__valid=shards / "valid")]).ok()
+    call("train", *train_words(out, trainer__steps=STEPS, trainer__eval_every=20, data__valid=shards / "valid")).ok()
     return out
 
 
@@ -63,13 +64,13 @@ def assert_ends_like(run_dir: Path, undisturbed: Path) -> None:
 @pytest.fixture(scope="module")
 def pairs(call, train_words, tmp_path_factory) -> dict[tuple[str, int], Path]:
     "The same training on one and on two ranks, in single and in double precision."
-    root, made = tmp_path_factory.mktemp("pairs"), {}
-    for precision in ("fp32", "fp64"):
-        for ranks in (1, 2):
-            out = root / f"{precision}-{ranks}"
-            words = train_words(out, trainer__steps=30, precision=precision, trainer__micro_batch=1, trainer__rank_every=10, trainer__checkpoint_every=15)
-            (call("train", *words) if ranks == 1 else run(torchrun(words))).ok()
-            made[precision, ranks] = out
+    root = tmp_path_factory.mktemp("pairs")
+    made = {(precision, ranks): root / f"{precision}-{ranks}" for precision in ("fp32", "fp64") for ranks in (1, 2)}
+    words = {k: train_words(out, trainer__steps=30, precision=k[0], trainer__micro_batch=1, trainer__rank_every=10, trainer__checkpoint_every=15) for k, out in made.items()}
+    with ThreadPoolExecutor(2) as pool:
+        doubles = list(pool.map(lambda k: run(torchrun(words[k])), [k for k in made if k[1] == 2]))
+    for done in [*doubles, *(call("train", *words[k]) for k in made if k[1] == 1)]:
+        done.ok()
     return made
 
 
@@ -103,7 +104,7 @@ def test_two_ranks_write_one_log_and_both_random_states(pairs):
     assert json.loads((run_dir / "environment.json").read_text())["world_size"] == 2
 
 
-def test_resume_on_fewer_ranks(pairs, train_words, tmp_path):
+def test_resume_on_fewer_ranks(pairs, call, train_words, tmp_path):
     "Two ranks stop at step 15, one goes on: same samples, losses equal to 1e-9 in double precision."
     out = tmp_path / "run"
     shutil.copytree(pairs["fp64", 2], out, symlinks=True)
@@ -111,7 +112,7 @@ def test_resume_on_fewer_ranks(pairs, train_words, tmp_path):
     (out / "checkpoints" / "latest").unlink()
     (out / "checkpoints" / "latest").symlink_to("step-00000015")
     words = train_words(out, trainer__steps=30, precision="fp64", trainer__micro_batch=1, trainer__rank_every=10, trainer__checkpoint_every=15)
-    run([*TRAINER, *words]).ok()
+    call("train", *words).ok()
     resumed = events(out, "resume")
     assert len(resumed) == 1 and resumed[0]["global_step"] == 15 and resumed[0]["world_size"] == 1 and resumed[0]["attempt"] == 1
     now, then = steps(out), steps(pairs["fp64", 1])
@@ -132,32 +133,42 @@ def test_the_ranks_agree_on_an_unusable_call(train_words, tmp_path):
 # ---- kills and signals
 
 
-def test_killed_again_and_again_ends_bit_identical(undisturbed, long_words):
-    "Six SIGKILLs, three of them while a checkpoint is being written; both logs stay readable, the end is the same to the last bit."
-    run_dir, words = long_words(trainer__keep_last=3)
-    dice, inside, log = random.Random(7), 0, run_dir.parent / "log"
-    for kill in range(6):
-        before, attempt = step_now(run_dir), kill
-        child = start([*TRAINER, *words], log)
-        begun = lambda: any(e["attempt"] == attempt for e in lines(run_dir / "events.jsonl")[0]) if (run_dir / "events.jsonl").exists() else False
-        goal = before + dice.randint(1, 4)
-        assert wait_until(lambda: begun() and step_now(run_dir) >= goal, child), log.read_text()[-2000:]
-        if kill % 2 == 0:
-            folder = run_dir / "checkpoints"
-            assert wait_until(lambda: any(p.startswith(".step-") for p in os.listdir(folder)), child, pause=0), "the run ended before it could be killed"
-        child.send_signal(signal.SIGKILL)
-        child.wait(30)
-        inside += any(p.name.startswith(".step-") for p in (run_dir / "checkpoints").iterdir())
-        for name in ("metrics.jsonl", "events.jsonl"):
-            raw = (run_dir / name).read_bytes().split(b"\n")
-            torn = [i for i, line in enumerate(raw) if line and not parses(line)]
-            assert all(i == len(raw) - 1 for i in torn[kill:]) and len(torn) <= kill + 1, f"{name}: lines {torn} of {len(raw)}"
-    assert inside >= 1, "no kill hit the writing of a checkpoint"
-    assert step_now(run_dir) < STEPS
-    run([*TRAINER, *words]).ok()
-    assert len(events(run_dir, "resume")) == 6 and len(events(run_dir, "start")) == 1
-    assert not [p for p in (run_dir / "checkpoints").iterdir() if p.name.startswith(".")], "leftovers of killed writers"
-    assert_ends_like(run_dir, undisturbed)
+@pytest.fixture()
+def chain(train_words, shards, tmp_path):
+    "`chain(name, seed)`: a run killed three times at moments of its own, the first and the third time inside a checkpoint's writing if it can be caught."
+    def kill_thrice(name: str, seed: int) -> tuple[Path, list[str], int]:
+        run_dir, log, dice, inside = tmp_path / name, tmp_path / f"{name}.log", random.Random(seed), 0
+        words = train_words(run_dir, trainer__steps=STEPS, trainer__eval_every=20, data__valid=shards / "valid", trainer__checkpoint_every=1, trainer__keep_last=3)
+        folder = run_dir / "checkpoints"
+        for kill in range(3):
+            goal = step_now(run_dir) + dice.randint(1, 5)
+            child = start([*TRAINER, *words], log)
+            assert wait_until(lambda: step_now(run_dir) >= goal, child), log.read_text()[-2000:]
+            if kill != 1:
+                assert wait_until(lambda: folder.exists() and any(p.startswith(".step-") for p in os.listdir(folder)), child, pause=0), "it ended before it could be killed"
+            child.send_signal(signal.SIGKILL)
+            assert child.wait(30) == -signal.SIGKILL, "it ended before it was killed"
+            inside += folder.exists() and any(p.name.startswith(".step-") for p in folder.iterdir())
+            for log_name in ("metrics.jsonl", "events.jsonl"):
+                raw = (run_dir / log_name).read_bytes().split(b"\n")
+                torn = [i for i, line in enumerate(raw) if line and not parses(line)]
+                assert len(torn) <= kill + 1 and (not torn or kill or torn == [len(raw) - 1]), f"{log_name}: lines {torn} of {len(raw)}"
+        return run_dir, words, inside
+
+    return kill_thrice
+
+
+def test_killed_again_and_again_ends_bit_identical(undisturbed, chain, call):
+    "Two runs, three SIGKILLs each, most of them while a checkpoint is being written: both logs stay readable, the end is the same to the last bit."
+    with ThreadPoolExecutor(2) as pool:
+        killed = list(pool.map(chain, ("a", "b"), (7, 8)))
+    assert sum(inside for _, _, inside in killed) >= 1, "no kill hit the writing of a checkpoint"
+    for run_dir, words, _ in killed:
+        assert step_now(run_dir) < STEPS
+        call("train", *words).ok()
+        assert len(events(run_dir, "resume")) + len(events(run_dir, "start")) == 4 and len(events(run_dir, "resume")) >= 2
+        assert not [p for p in (run_dir / "checkpoints").iterdir() if p.name.startswith(".")], "leftovers of killed writers"
+        assert_ends_like(run_dir, undisturbed)
 
 
 def parses(line: bytes) -> bool:
@@ -167,13 +178,13 @@ def parses(line: bytes) -> bool:
         return False
 
 
-def test_a_kill_loses_no_finished_step(undisturbed, long_words):
+def test_a_kill_loses_no_finished_step(undisturbed, long_words, call):
     "The planted kill of rank 0 at step 33: all 32 steps before it are in the log, and the run goes on from the last checkpoint."
     run_dir, words = long_words(trainer__checkpoint_every=25)
     done = run([*TRAINER, *words, "--inject=kill@33"])
     assert done.code == -signal.SIGKILL
     assert sorted(steps(run_dir)) == list(range(1, 33)) and not lines(run_dir / "metrics.jsonl")[1]
-    run([*TRAINER, *words]).ok()
+    call("train", *words).ok()
     assert events(run_dir, "resume")[0]["global_step"] == 25
     assert_ends_like(run_dir, undisturbed)
 
@@ -219,7 +230,7 @@ def test_a_signal_saves_the_state(number, code, undisturbed, long_words, call):
     assert_ends_like(run_dir, undisturbed)
 
 
-def test_ctrl_c_on_two_ranks_saves_the_state(train_words, tmp_path):
+def test_ctrl_c_on_two_ranks_saves_the_state(call, train_words, tmp_path):
     "As a terminal does it: the signal goes to the launcher and to every rank at once."
     out = tmp_path / "run"
     words = train_words(out, trainer__steps=2000, trainer__micro_batch=1)
@@ -234,7 +245,7 @@ def test_ctrl_c_on_two_ranks_saves_the_state(train_words, tmp_path):
     assert child.returncode != 0
     stopped = step_now(out)
     assert stopped < 2000 and last_checkpoint(out).name == f"step-{stopped:08d}", (tmp_path / "log").read_text()[-3000:]
-    run([*TRAINER, *words, f"--trainer.stop_at={stopped + 2}"]).ok()
+    call("train", *words, f"--trainer.stop_at={stopped + 2}").ok()
     assert events(out, "resume")[0]["global_step"] == stopped and step_now(out) == stopped + 2
 
 

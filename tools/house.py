@@ -163,7 +163,7 @@ def readme(check: bool = False) -> bool:
     nb.metadata["language_info"] = {"name": "python"}
     text = MarkdownExporter().from_notebook_node(nbformat.from_dict(nb))[0]
     text = re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
-    text = text.replace("](../docs/", "](docs/").replace('src="../docs/', 'src="docs/')
+    text = text.replace("](../", "](")  # the notebook stands one folder deeper
     if check:
         same = (ROOT / "README.md").read_text(encoding="utf-8") == text
         print("readme: README.md is nbs/index.ipynb" if same else "README.md differs from nbs/index.ipynb, run `make sync`")

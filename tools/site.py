@@ -28,6 +28,7 @@ from urllib.parse import unquote
 
 ROOT = Path(__file__).resolve().parent.parent
 NBS, PACKAGE, DOCS = ROOT / "nbs", ROOT / "scalelab", ROOT / "docs"
+CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 STAGED, CACHE = DOCS / "_staged", DOCS / "_build"
 ROOMS = {  # title of each folder of nbs/; their order is that of the numbers in front
     "core": "Foundations", "data": "Data", "model": "The model", "precision": "Precision", "distributed": "Many processes",
@@ -221,6 +222,8 @@ class Stage:
                 return match[0]
             if path.suffix == ".ipynb" and path.is_relative_to(NBS):
                 return f"{before}/{page_of(path)}.ipynb{'#' + anchor if anchor else ''}{after}"
+            if path == CONTRIBUTING:
+                return f"{before}/contributing.md{'#' + anchor if anchor else ''}{after}"
             if path.suffix == ".md" and path.parent == DOCS:
                 return f"{before}/{path.name}{'#' + anchor if anchor else ''}{after}"
             if path.is_dir() or not path.is_relative_to(ROOT):
@@ -371,7 +374,7 @@ class Stage:
     def index(self) -> None:
         rooms = dict.fromkeys(c.room for c in self.chapters if c.room)
         loose = [c for c in self.chapters if not c.room and c.page != "index"]
-        pages = sorted(p.name for p in DOCS.glob("*.md") if p.name != "index.md")
+        pages = sorted(["contributing.md", *(p.name for p in DOCS.glob("*.md") if p.name != "index.md")])
         text = ["## Chapters", ""]
         for room in rooms:
             text += [f"**{room_title(room)}**", ""]
@@ -402,6 +405,7 @@ class Stage:
             self.chapters.append(self.notebook(path))
         for path in DOCS.glob("*.md"):
             self.write(path.name, self.fix_links(path.read_text(encoding="utf-8"), path))
+        self.write("contributing.md", self.fix_links(CONTRIBUTING.read_text(encoding="utf-8"), CONTRIBUTING))
         self.ledger()
         self.api()
         self.index()
