@@ -261,11 +261,10 @@ _LATER = ("fsdp", "fsdp2", "hsdp", "deepspeed", "zero2", "zero3")
 class ParallelConfig:
     """How the model is spread over ranks.
 
-    kind: "single" (one process), "ddp" (every rank holds the whole model and averages gradients), "auto" (ddp if
-    there is more than one rank).
-    bucket_mb: gradients are all-reduced in buckets of about this many MiB while backward goes on; 0.5 to 2 hides
-    more of a small model's communication.
-    timeout_s: longest wait in a collective before a stalled rank is an error.
+    Args:
+        kind: single (one process), ddp (every rank holds the whole model and averages gradients), auto (ddp if there is more than one rank)
+        bucket_mb: gradients are all-reduced in buckets of about this many MiB while backward goes on; 0.5 to 2 hides more of a small model's communication
+        timeout_s: longest wait in a collective before a stalled rank is an error
     """
 
     kind: Literal["auto", "single", "ddp"] = "auto"
