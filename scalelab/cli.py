@@ -156,8 +156,11 @@ def _held_out(config: dict, data: list[str], tokenizer_path, place: str, folder:
             raise UsageError(f"{place}: names no held-out shards; give texts with --data")
         return Shards(valid)
     tokenizer, rejects = need_tokenizer(tokenizer_path, place), Rejects()
+    docs = sorted((d for d in read_documents(data, rejects) if d["text"]), key=lambda d: str(d.get("domain")))
+    if not docs:
+        raise UsageError(f"--data {' '.join(map(str, data))}: no documents in it{'; ' + rejects.warnings[0] if rejects.warnings else ''}")
     with ShardWriter(Path(folder) / "shards", tokenizer.hash, tokenizer.vocab_size, tokenizer.eot_id) as writer:
-        for doc in sorted(read_documents(data, rejects), key=lambda d: str(d.get("domain"))):
+        for doc in docs:
             writer.add(tokenizer.encode(doc["text"]), len(doc["text"].encode("utf-8", "replace")), str(doc.get("domain") or "unknown"))
     return Shards(Path(folder) / "shards")
 

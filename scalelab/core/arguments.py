@@ -146,7 +146,7 @@ def parse_config(
         if translate:
             tree = translate(tree, str(path))
         base += _words(flatten(tree, leaves=_keys(parser)))
-        _parse(parser, base, str(path))
+        _parse(_parser(cls, prog, description, {}), base, str(path))  # without the flags: a required one is not the file's business
     space = _parse(parser, [*base, *words], prog)
     if cls is None:
         return None, space.as_dict()
@@ -167,23 +167,23 @@ def run_main(main: Callable[[], int | None], debug: bool = False) -> int:
     """
     try:
         return main() or 0
-    except UsageError as error:
-        code, message = 2, str(error)
-    except CheckFailed as error:
-        code, message = 1, str(error)
     except BrokenPipeError:
         with contextlib_suppress_stdout():
             return 141
-    except (PermissionError, IsADirectoryError, NotADirectoryError, FileNotFoundError) as error:
-        code, message = 2, f"{error.filename or ''}: {error.strerror or error}"
+    except UsageError as error:
+        caught, code, message = error, 2, str(error)
+    except CheckFailed as error:
+        caught, code, message = error, 1, str(error)
+    except (PermissionError, IsADirectoryError, NotADirectoryError, FileNotFoundError, FileExistsError) as error:
+        caught, code, message = error, 2, f"{error.filename or ''}: {error.strerror or error}"
     except OSError as error:
         if error.errno not in (27, 28, 122):  # file too large, no space, quota
             raise
-        code, message = 1, f"{error.filename or 'output'}: {error.strerror} (free some space and run the same command again; what was finished is kept)"
-    except KeyboardInterrupt:
-        code, message = 130, "stopped by Ctrl-C; run the same command again to go on"
+        caught, code, message = error, 1, f"{error.filename or 'output'}: {error.strerror} (free some space and run the same command again; what was finished is kept)"
+    except KeyboardInterrupt as error:
+        caught, code, message = error, 130, "stopped by Ctrl-C; run the same command again to go on"
     if debug:
-        traceback.print_exc()
+        traceback.print_exception(caught)
     print(f"scalelab: {message}", file=sys.stderr)
     return code
 

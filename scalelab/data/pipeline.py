@@ -5,9 +5,11 @@
 # %% ../../nbs/01_data/09_pipeline.ipynb #77785155
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import shutil
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -17,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..core.config import UsageError, atomic_write, progress
+from ..core.config import CheckFailed, UsageError, atomic_write, did_you_mean, progress
 from .dedup import NearIndex, find_duplicates, near_clusters, sketch
 from .documents import Reject, Rejects, find_files, read_documents, write_documents
 from .quality import QualityConfig, apply_rules, length_limits
@@ -97,6 +99,24 @@ def judge(docs: Sequence[dict], quality: QualityConfig, workers: int = 0, chunk:
     return [verdict for k in range(len(jobs)) for verdict in done[k]]
 
 # %% ../../nbs/01_data/09_pipeline.ipynb #3e54a849
+@contextlib.contextmanager
+def _nothing_if_refused(out: Path):
+    "A folder that this call made goes again when the call is refused."
+    made = not out.exists()
+    try:
+        yield
+    except UsageError:
+        if made:
+            shutil.rmtree(out, ignore_errors=True)
+        raise
+
+
+def _at_least(config, **lows: int) -> None:
+    for key, low in lows.items():
+        if getattr(config, key) < low:
+            raise UsageError(f"{key}: {getattr(config, key)} must be at least {low}")
+
+
 def _fingerprint(inputs, config) -> str:
     "Identity of a job: its files with sizes and times, and its settings."
     files = [(str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in find_files(inputs)] if inputs else []
@@ -126,6 +146,14 @@ def clean(inputs: Sequence[str | Path], out: str | Path, config: CleanConfig | N
         return found
     if not 0 <= config.near_threshold <= 1:
         raise UsageError(f"near_threshold: {config.near_threshold} is outside [0, 1]; 0.8 is usual, 0 turns it off")
+    _at_least(config, workers=0, limit_bytes=0)
+    if config.keep not in ("longest", "first", "newest"):
+        raise UsageError(f"keep: {config.keep!r} is not one of longest, first, newest{did_you_mean(config.keep, ('longest', 'first', 'newest'))}")
+    with _nothing_if_refused(out):
+        return _clean(inputs, out, config, extra, mark)
+
+
+def _clean(inputs, out, config, extra, mark) -> dict:
     (out / "documents").mkdir(parents=True, exist_ok=True)
     (out / "report.json").unlink(missing_ok=True)
     with Rejects(out / "rejects.jsonl.zst") as rejects:
@@ -140,7 +168,7 @@ def clean(inputs: Sequence[str | Path], out: str | Path, config: CleanConfig | N
         docs = _quality_stage(docs, config, account)
         docs = _dedup_stage(docs, config, account)
     if not docs:
-        raise UsageError(f"{out}: no document passed the rules ({len(account.stages)} stages, see {out / 'rejects.jsonl.zst'}); loosen the recipe")
+        raise CheckFailed(f"{out}: no document passed the rules ({len(account.stages)} stages, see {out / 'rejects.jsonl.zst'}); loosen the recipe")
     write_documents(out / "documents" / "00000.jsonl.zst", docs)
     report = _report(docs, config, account, rejects, mark)
     atomic_write(out / "report.json", json.dumps(report, ensure_ascii=False, indent=1))
@@ -270,6 +298,15 @@ def tokenize(inputs: Sequence[str | Path], out: str | Path, config: TokenizeConf
         return found
     if not 0 < config.valid_fraction < 0.5:
         raise UsageError(f"valid_fraction: {config.valid_fraction} is outside (0, 0.5); 0.05 is usual")
+    _at_least(config, seq_len=2, shard_tokens=1, **({} if tokenizer else {"vocab_size": 257}))
+    if config.packing not in ("concat", "best_fit"):
+        raise UsageError(f"packing: {config.packing!r} is not one of concat, best_fit{did_you_mean(config.packing, ('concat', 'best_fit'))}")
+    bpe = TextTokenizer.load(tokenizer) if tokenizer else None
+    with _nothing_if_refused(out):
+        return _tokenize(inputs, out, config, bpe, mark)
+
+
+def _tokenize(inputs, out, config, bpe, mark) -> dict:
     rejects = Rejects()
     docs = [d for d in progress(read_documents(inputs, rejects), desc="read", unit="doc") if d["text"]]
     if len(docs) < 4:
@@ -281,7 +318,7 @@ def tokenize(inputs: Sequence[str | Path], out: str | Path, config: TokenizeConf
     train_docs, valid_docs = ([d for d, v in zip(docs, valid) if v == side] for side in (False, True))
     if not valid_docs:
         raise UsageError(f"{', '.join(map(str, inputs))}: nothing could be held out of {len(docs)} documents (they are one cluster of near-duplicates); add other text")
-    bpe = TextTokenizer.load(tokenizer) if tokenizer else train_tokenizer((d["text"] for d in train_docs), config.vocab_size)
+    bpe = bpe or train_tokenizer((d["text"] for d in train_docs), config.vocab_size)
     bpe.save(out / "tokenizer.json")
     splits = {name: _write_split(out / "shards" / name, part, bpe, config) for name, part in (("train", train_docs), ("valid", valid_docs))}
     report = _token_report(out, config, bpe, splits, valid_docs, train_docs, mark) | {"rejects": dict(rejects.counts), "warnings": rejects.warnings}

@@ -35,9 +35,10 @@ from ..trainer.evaluation import evaluate
 
 # %% auto #0
 __all__ = ['PROMPTS', 'STAGES', 'Loop', 'Skipped', 'samples_dir', 'loop_inputs', 'read_stage', 'check_truth', 'clean_stage',
-           'tokenize_stage', 'shard_stage', 'train_words', 'launch', 'last_step', 'finish', 'compare_losses',
-           'token_entropy', 'train_stage', 'held_out_texts', 'evaluate_stage', 'bit_differences', 'resume_stage',
-           'diagnose_stage', 'without_inject_events', 'compress_stage', 'export_stage', 'generate_stage']
+           'tokenize_stage', 'shard_stage', 'train_words', 'launch', 'last_step', 'is_complete', 'finish',
+           'compare_losses', 'token_entropy', 'train_stage', 'held_out_texts', 'evaluate_stage', 'bit_differences',
+           'resume_stage', 'diagnose_stage', 'without_inject_events', 'compress_stage', 'export_stage',
+           'generate_stage']
 
 # %% ../../nbs/10_lab/00_stages.ipynb #16074d5b
 @dataclass
@@ -203,6 +204,12 @@ def last_step(run: Path) -> int:
     return max((r["global_step"] for r in read_jsonl(run / "metrics.jsonl") if r.get("kind") == "step"), default=0)
 
 
+def is_complete(run: Path, step: int) -> bool:
+    "Has this run ended as it should, at this step? (The loop's folder belongs to one set of settings, so they need not be compared.)"
+    states = [e for e in read_jsonl(run / "events.jsonl") if e.get("event") == "state"]
+    return bool(states) and states[-1].get("after") == "finish" and states[-1]["global_step"] == step
+
+
 def finish(loop: Loop, child: subprocess.Popen, name: str) -> None:
     "Wait for the training in `name`, with a bar fed from its log; CheckFailed with the end of its output unless it exited with 0."
     with progress(total=loop.steps, desc=name, unit="step") as bar:
@@ -241,6 +248,8 @@ def train_stage(loop: Loop) -> tuple[str, dict]:
     jobs = [("train", 1, {}), ("train-2ranks", 2, {"trainer__threads": 1, "trainer__eval_every": 0, "trainer__census": "false", "data__valid": ""}),
             ("train-fp64", 1, small), ("train-fp64-2ranks", 2, small | {"trainer__threads": 1})]
     for name, ranks, keys in jobs:
+        if is_complete(loop.run / name, loop.steps):
+            continue
         finish(loop, launch(loop, train_words(loop, name, **keys), ranks), name)
     steps = {name: Run(loop.run / name).metrics() for name, _, _ in jobs}
     fp32 = compare_losses(steps["train"], steps["train-2ranks"], min(20, loop.steps), 1e-5)
@@ -266,7 +275,8 @@ def train_stage(loop: Loop) -> tuple[str, dict]:
         raise CheckFailed("; ".join(wrong))
     if ratio < 1.2:
         facts["warning"] = f"batches come at only {ratio:.2f} times the rate at which they are trained on (below 1.2)"
-    return f"loss {steps['train'][0]['loss']:.2f} -> {final:.2f} (single tokens: {entropy:.2f}); 1 and 2 ranks agree to {fp32['largest']:.0e} (fp32) and {fp64['largest']:.0e} (fp64)", facts
+    return (f"training loss {steps['train'][0]['loss']:.2f} -> {steps['train'][-1]['loss']:.2f}, held out {final:.2f} (single tokens: {entropy:.2f}); "
+            f"1 and 2 ranks agree to {fp32['largest']:.0e} (fp32, {fp32['compared']} steps) and {fp64['largest']:.0e} (fp64, all)"), facts
 
 # %% ../../nbs/10_lab/00_stages.ipynb #3582eb7c
 def held_out_texts(folder: Path) -> dict[str, list[str]]:
@@ -316,7 +326,8 @@ def resume_stage(loop: Loop) -> tuple[str, dict]:
             raise CheckFailed("the run ended before it could be killed")
         child.send_signal(signal.SIGKILL)
         child.wait()
-    finish(loop, launch(loop, train_words(loop, "train-killed")), "train-killed")
+    if not is_complete(run, loop.steps):
+        finish(loop, launch(loop, train_words(loop, "train-killed")), "train-killed")
     events = [e for e in Run(run).events() if e["event"] == "resume"]
     steps = [r for r in Run(run).rows() if r.get("kind") == "step"]
     killed = max(r["global_step"] for r in steps if r["attempt"] == 0)
@@ -337,7 +348,8 @@ def diagnose_stage(loop: Loop) -> tuple[str, dict]:
     step = max(8, loop.steps * 2 // 5)
     stop = min(loop.steps, step + 15)
     words = train_words(loop, "train-fault", inject=f"bad_batch@{step}", trainer__stop_at=stop, trainer__eval_every=0, trainer__checkpoint_every=stop, trainer__census="false", data__valid="")
-    finish(loop, launch(loop, words), "train-fault")
+    if not is_complete(loop.run / "train-fault", stop):
+        finish(loop, launch(loop, words), "train-fault")
     run = Run(loop.run / "train-fault")
     findings = [f.to_dict() for f in diagnose(without_inject_events(run))]
     batch = next(r["batch_hash"] for r in run.metrics() if r["global_step"] == step)
@@ -382,7 +394,7 @@ def compress_stage(loop: Loop) -> tuple[str, dict]:
             {"name": "KL from the original", "unit": "nats/token", "before": 0.0, "after": quality["kl"], "better": "lower"},
             {"name": "same likeliest token", "unit": "share", "before": 1.0, "after": quality["top1_agreement"], "better": "higher"}]
     loop.write("compress.json", {"what": "dynamic int8 of the linear layers", "rows": rows, "paid": result["paid"], "verdict": result["reason"]})
-    return f"{sizes[0] / sizes[1]:.1f}x smaller, {speed['decoding']:.2f}x decoding speed, {after - before:+.4f} bits per byte: {'paid' if result['paid'] else 'did not pay'}", {
+    return f"{sizes[0] / sizes[1]:.1f}x smaller, {speed['scoring']:.2f}x scoring and {speed['decoding']:.2f}x decoding speed, {after - before:+.4f} bits per byte: {'paid' if result['paid'] else 'did not pay'} ({result['reason']})", {
         r["name"]: f"{r['before']:.4g} -> {r['after']:.4g} {r['unit']}" for r in rows}
 
 

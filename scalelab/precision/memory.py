@@ -34,7 +34,7 @@ def layer_activations(
 
     packed: rows hold several documents each, so attention gets a mask. device "cuda": RMSNorm keeps its input and
     not the normed copy,
-    and dropout masks are bytes; this follows torch's sources and was not measured. "cpu" is what was measured.
+    and dropout masks are bytes; this was not measured. "cpu" is what was measured.
     """
     policy, gpu = policy_of(policy), device == "cuda"
     wide, narrow, n, d = _BYTES[policy.master], _BYTES[policy.block], rows * seq_len, cfg.d_model

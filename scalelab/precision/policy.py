@@ -115,8 +115,8 @@ def _check_device(policy: Policy, device: torch.device) -> None:
         )
     if policy.block == "fp16" and device.type == "cpu":
         raise UsageError(
-            f"precision {policy.name!r}: fp16 needs a GPU (a CPU computes it about 30 times slower than fp32); "
-            "use bf16 or fp32, or study it with scalelab.precision.formats.round_to"
+            f"precision {policy.name!r}: fp16 needs a GPU (a CPU computes it slowly); "
+            "use fp32 here, or study it with scalelab.precision.formats.round_to"
         )
     if policy.block == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
         raise UsageError(f"precision {policy.name!r}: this GPU has no bf16; use fp16 or fp32")

@@ -71,6 +71,20 @@ def restore_rng(tensors: dict[str, torch.Tensor], plain: dict) -> None:
 FORMAT = 1
 
 
+def _seal(manifest: dict) -> str:
+    "Checksum of a manifest as stored, its own key aside."
+    import xxhash
+
+    rest = {k: v for k, v in manifest.items() if k != "xxh3"}
+    return xxhash.xxh3_64_hexdigest(json.dumps(rest, sort_keys=True).encode())
+
+
+def _hash_file(path: Path) -> str:
+    import xxhash
+
+    return xxhash.xxh3_64_hexdigest(path.read_bytes())
+
+
 def _hash_tensor(t: torch.Tensor) -> str:
     import xxhash
 
@@ -201,7 +215,9 @@ def _finish(root: Path, work: Path, target: Path, model, state: TrainState, worl
         atomic_write(work / "model.json", json.dumps(model.cfg.to_dict(), indent=1))
     if tokenizer:
         atomic_write(work / "tokenizer.json", Path(tokenizer).read_bytes())
-    atomic_write(work / "manifest.json", json.dumps(encode_numbers(manifest), ensure_ascii=False, allow_nan=False))
+    manifest["beside"] = {name: _hash_file(work / name) for name in ("model.json", "tokenizer.json") if (work / name).exists()}
+    stored = json.loads(json.dumps(encode_numbers(manifest), allow_nan=False))
+    atomic_write(work / "manifest.json", json.dumps({**stored, "xxh3": _seal(stored)}, ensure_ascii=False))
     if target.exists():  # the same step again, after a resume that fell back past it
         shutil.rmtree(target)
     os.replace(work, target)
@@ -219,7 +235,8 @@ def read_manifest(path: str | Path) -> dict:
     "The manifest of a checkpoint folder; UsageError if it is missing, damaged or of an unknown format."
     file = Path(path) / "manifest.json"
     try:
-        manifest = decode_numbers(json.loads(file.read_text(encoding="utf-8")))
+        stored = json.loads(file.read_text(encoding="utf-8"))
+        manifest = decode_numbers(stored)
     except FileNotFoundError:
         raise UsageError(f"{path}: not a checkpoint (no manifest.json); expected a folder such as RUN/checkpoints/step-00000100") from None
     except (ValueError, OSError) as error:
@@ -227,6 +244,8 @@ def read_manifest(path: str | Path) -> dict:
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         found = manifest.get("format") if isinstance(manifest, dict) else type(manifest).__name__
         raise UsageError(f"{file}: checkpoint format {found!r}, this scalelab reads format {FORMAT}")
+    if manifest.get("xxh3") != _seal(stored):
+        raise UsageError(f"{file}: damaged (differs from its checksum); choose another checkpoint")
     return manifest
 
 
@@ -257,8 +276,12 @@ def load_tensors(path: str | Path, rank: int = 0, verify: bool = True) -> dict[s
 def verify(path: str | Path) -> str:
     "What is wrong with a checkpoint, in one line; empty if every tensor of every rank holds."
     try:
-        for name in read_manifest(path)["files"]:
+        manifest = read_manifest(path)
+        for name in manifest["files"]:
             load_tensors(path, int(name[5:10]))
+        for name, want in manifest["beside"].items():
+            if not (Path(path) / name).is_file() or _hash_file(Path(path) / name) != want:
+                raise UsageError(f"{Path(path) / name}: missing or differs from its checksum")
     except UsageError as error:
         return str(error)
     return ""

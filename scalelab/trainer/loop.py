@@ -252,13 +252,21 @@ def run_lock(run: Path, world: World):
     if not world.is_main:
         yield
         return
+    made = [p for p in (run, *run.parents) if not p.exists()]
     run.mkdir(parents=True, exist_ok=True)
     with open(run / ".lock", "w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise UsageError(f"{run}: another process is training into this run; stop it, or give another --run") from None
-        yield
+        try:
+            yield
+        except UsageError:  # refused before anything was written: the folders that the lock needed go again
+            if made and os.listdir(run) == [".lock"]:
+                os.unlink(run / ".lock")
+                for folder in made:
+                    folder.rmdir()
+            raise
 
 
 def seed_all(seed: int, rank: int) -> None:

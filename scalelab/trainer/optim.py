@@ -88,6 +88,8 @@ def adamw_update_norm(optimizer: torch.optim.AdamW) -> float:
     squares = []
     for group in optimizer.param_groups:
         (b1, b2), lr, decay = group["betas"], float(group["lr"]), group["lr"] * group["weight_decay"]
+        if lr == 0:
+            continue
         for p in group["params"]:
             state = optimizer.state.get(p)
             if not state or p.grad is None:

@@ -130,6 +130,8 @@ def validate(cfg: TrainConfig, world_size: int = 1) -> None:
     ):
         if getattr(group, key) < low:
             raise UsageError(f"{'trainer' if group is t else 'data'}.{key}: {getattr(group, key)} must be at least {low}")
+    if t.threads > 1024:
+        raise UsageError(f"trainer.threads: {t.threads} must be at most 1024; 0 leaves it to torch")
     if t.ranks and t.ranks != world_size:
         raise UsageError(f"trainer.ranks: this configuration is meant for {t.ranks} ranks and was started with {world_size}; start it with torchrun --nproc-per-node {t.ranks}, or set trainer.ranks 0")
     if t.global_batch % world_size:
@@ -225,7 +227,8 @@ def dry_run(cfg: TrainConfig, vocab_size: int = 0, ranks: int = 0) -> dict:
     from scalelab.precision.memory import activation_bytes, memory_by_formula
 
     ranks = ranks or cfg.trainer.ranks or 1
-    model = replace(cfg.model, vocab_size=cfg.model.vocab_size or vocab_size or 32768).validate()
+    known = cfg.model.vocab_size or vocab_size or _vocab_of(cfg.data.train)
+    model = replace(cfg.model, vocab_size=known or 32768).validate()
     validate(cfg, ranks)
     parameters = parameters_by_formula(model)
     tokens = cfg.trainer.steps * cfg.trainer.global_batch * cfg.data.seq_len
@@ -237,10 +240,20 @@ def dry_run(cfg: TrainConfig, vocab_size: int = 0, ranks: int = 0) -> dict:
         memory["total"] += inside + inputs - memory["activations"]
         memory["activations"] = inside + inputs
     return {
-        "parameters": parameters["total"], "parameters_by_part": parameters, "ranks": ranks, "tokens": tokens, "tokens_per_parameter": tokens / parameters["total"],
+        "vocab_size": model.vocab_size, "vocab_size_assumed": not known, "parameters": parameters["total"], "parameters_by_part": parameters, "ranks": ranks, "tokens": tokens, "tokens_per_parameter": tokens / parameters["total"],
         "tokens_per_update": cfg.trainer.global_batch * cfg.data.seq_len, "grad_accum_steps": cfg.trainer.global_batch // ranks // cfg.trainer.micro_batch,
         "flops": float(tokens) * flops_per_token(model, cfg.data.seq_len), "memory_per_rank": memory,
     }
+
+
+def _vocab_of(train: str) -> int:
+    "Vocabulary of the shards in a folder, 0 if there are none."
+    import json
+
+    try:
+        return int(json.loads((Path(train) / "index.json").read_text(encoding="utf-8"))["vocab_size"]) if train else 0
+    except (OSError, ValueError, KeyError):
+        return 0
 
 
 def describe(plan: dict) -> list[str]:
@@ -248,7 +261,9 @@ def describe(plan: dict) -> list[str]:
     memory = plan["memory_per_rank"]
     parts = ", ".join(f"{k} {human_bytes(v)}" for k, v in memory.items() if k != "total")
     days = plan["flops"] / plan["ranks"] / 1e14 / 86400
+    assumed = " (assumed: model.vocab_size is 0 and data.train names no shards)" if plan["vocab_size_assumed"] else ""
     return [
+        f"vocabulary        {plan['vocab_size']:,}{assumed}",
         f"parameters        {human_count(plan['parameters'])} ({', '.join(f'{k} {human_count(v)}' for k, v in plan['parameters_by_part'].items() if k != 'total')})",
         f"tokens            {human_count(plan['tokens'])} ({plan['tokens_per_parameter']:.1f} per parameter, {human_count(plan['tokens_per_update'])} per update)",
         f"ranks             {plan['ranks']}, {plan['grad_accum_steps']} micro-batches each per update",
