@@ -208,8 +208,8 @@ def test_light_and_dark_differ(site, tmp_path):
     require_chromium()
     import matplotlib.image as image
 
-    light = image.imread(screenshot(site / "index.html", tmp_path / "light.png"))
-    dark = image.imread(screenshot(site / "index.html", tmp_path / "dark.png", dark=True))
+    light = image.imread(screenshot(site / "ledger.html", tmp_path / "light.png"))
+    dark = image.imread(screenshot(site / "ledger.html", tmp_path / "dark.png", dark=True))
     assert light[..., :3].mean() > 0.8 and dark[..., :3].mean() < 0.4
     assert light[..., :3].std() > 0.05, "an empty page"
 
