@@ -18,9 +18,9 @@ from .core.config import CheckFailed, UsageError, did_you_mean, human_bytes
 
 # %% auto #0
 __all__ = ['JSON', 'AT', 'COMMANDS', 'LATER', 'answer', 'table', 'data_clean', 'data_tokenize', 'data_inspect', 'trained_as',
-           'need_tokenizer', 'evaluate_command', 'diagnose_command', 'report_command', 'quantize_command',
-           'export_command', 'generate_command', 'LoopWords', 'loop_command', 'bench_command', 'usage', 'find_command',
-           'main']
+           'free_folder', 'need_tokenizer', 'evaluate_command', 'diagnose_command', 'report_command',
+           'quantize_command', 'export_command', 'generate_command', 'LoopWords', 'loop_command', 'bench_command',
+           'usage', 'find_command', 'main']
 
 # %% ../nbs/cli.ipynb #db7e07f4
 def answer(result: dict, as_json: bool, lines: list[str]) -> None:
@@ -136,6 +136,24 @@ def trained_as(place: str, at: str = "best") -> dict:
     return read_manifest(resolve(place, at)).get("config", {})
 
 
+def free_folder(out: str, source: str, made_by: Callable[[dict], bool], mark: str) -> None:
+    """UsageError unless `out` may be replaced: it is absent, empty, or holds an earlier output of the same command.
+
+    made_by: judges the JSON file `mark` in it. The source, or a folder that holds it, is never replaced.
+    """
+    place, origin = Path(out).resolve(), Path(source).resolve()
+    if place == origin or place in origin.parents:
+        raise UsageError(f"--out {out}: is the source itself or a folder around it; give another folder")
+    if not place.exists() or (place.is_dir() and not any(place.iterdir())):
+        return
+    try:
+        ours = made_by(json.loads((place / mark).read_text(encoding="utf-8")))
+    except (OSError, ValueError, AttributeError):
+        ours = False
+    if not ours:
+        raise UsageError(f"--out {out}: holds files that this command did not make and would replace; give an empty or a new folder")
+
+
 def need_tokenizer(path, place: str):
     "The tokenizer of a model; UsageError if it has none."
     from scalelab.data.tokenizer import TextTokenizer
@@ -225,6 +243,7 @@ def quantize_command(argv: list[str]) -> int:
     config = trained_as(given["model"], given["at"])
     if hasattr(model, "quantization"):
         raise UsageError(f"{given['model']}: is quantised already")
+    free_folder(given["out"], given["model"], lambda m: m.get("kind") == "int8-dynamic", "manifest.json")
     small = quantize_model(model)
     with tempfile.TemporaryDirectory() as folder:
         shards = _held_out(config, given["data"], tokenizer, given["model"], folder)
@@ -247,7 +266,9 @@ def export_command(argv: list[str]) -> int:
         "--format": {"type": str, "default": "hf", "help": "hf; onnx and gguf are not built yet"}, "--out": {"type": str, "required": True, "help": "folder for the model and proof.json"}}
     _, given = parse_config(None, argv, "scalelab export", "A directory for other programs, with the proof that it is the same model.", flags)
     if given["format"] != "hf":
-        raise UsageError(f"--format {given['format']}: not built yet; use --format hf{did_you_mean(given['format'], ['hf'])}")
+        known = "not built yet" if given["format"] in ("onnx", "gguf") else "unknown"
+        raise UsageError(f"--format {given['format']}: {known}; use --format hf")
+    free_folder(given["out"], given["model"], lambda p: p.get("format") == 1 and "greedy_tokens_equal" in p, "proof.json")
     proof = export_hf(resolve(given["model"], given["at"]), given["out"])
     answer(proof, given["json"], [table([{"proof": k, "value": v} for k, v in proof.items() if not isinstance(v, (dict, list))])])
     return 0 if proof["ok"] else 1
@@ -403,8 +424,7 @@ def main(argv: list[str] | None = None) -> int:
     # Before torch is loaded: threads that wait for each other sleep instead of spinning, which on a shared machine can cost ten times the work.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if not argv or argv[0] in ("-h", "--help", "help"):
-        print(usage())
-        return 0
+        return run_main(lambda: print(usage()))
     if argv[0] in ("--version", "version"):
         from scalelab import __version__
 

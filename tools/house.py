@@ -160,6 +160,9 @@ def readme(check: bool = False) -> bool:
 
     nb = read(ROOT / "nbs/index.ipynb")
     nb.cells = [c for c in nb.cells if not (c.cell_type == "code" and re.match(r"#\|\s*hide\b", c.source))]
+    for cell in nb.cells:  # `#| echo: false` shows what was printed and not how
+        if cell.cell_type == "code" and re.match(r"#\|\s*echo:\s*false\b", cell.source):
+            cell.update(cell_type="markdown", source="```\n" + "".join(o.get("text", "") for o in cell.outputs).rstrip() + "\n```")
     nb.metadata["language_info"] = {"name": "python"}
     text = MarkdownExporter().from_notebook_node(nbformat.from_dict(nb))[0]
     text = re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"

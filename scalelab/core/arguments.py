@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -165,8 +166,11 @@ def run_main(main: Callable[[], int | None], debug: bool = False) -> int:
 
     2: UsageError. 1: CheckFailed, a full disk, no permission. 130: Ctrl-C. 141: the reader of our output went away. Anything else is a defect and is raised.
     """
+    warnings.showwarning = lambda message, *_, **__: print(f"scalelab: {message}", file=sys.stderr)  # a line for people, without source code
     try:
-        return main() or 0
+        code = main() or 0
+        sys.stdout.flush()  # here, where a reader that went away can still be told from a defect
+        return code
     except BrokenPipeError:
         with contextlib_suppress_stdout():
             return 141
@@ -179,7 +183,11 @@ def run_main(main: Callable[[], int | None], debug: bool = False) -> int:
     except OSError as error:
         if error.errno not in (27, 28, 122):  # file too large, no space, quota
             raise
-        caught, code, message = error, 1, f"{error.filename or 'output'}: {error.strerror} (free some space and run the same command again; what was finished is kept)"
+        caught, code, message = error, 1, f"{error.filename or 'while writing'}: {error.strerror} (free some space and run the same command again; what was finished is kept)"
+    except Exception as error:  # libraries wrap a full disk in exceptions of their own
+        if "No space left on device" not in str(error):
+            raise
+        caught, code, message = error, 1, "while writing: No space left on device (free some space and run the same command again; what was finished is kept)"
     except KeyboardInterrupt as error:
         caught, code, message = error, 130, "stopped by Ctrl-C; run the same command again to go on"
     if debug:

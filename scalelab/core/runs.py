@@ -42,6 +42,8 @@ def decode_numbers(value):
         return {k: decode_numbers(v) for k, v in value.items()}
     if isinstance(value, list):
         return [decode_numbers(v) for v in value]
+    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 1000:  # beyond any float: damage, not a count
+        return math.inf if value > 0 else -math.inf
     return _SPELLED.get(value, value) if isinstance(value, str) else value
 
 # %% ../../nbs/00_core/01_runs.ipynb #0fe648ca

@@ -125,7 +125,9 @@ def _walk(folder: Path, skipped: Counter[str]) -> Iterator[Path]:
             if name.startswith(".") or name.endswith((".tmp", "~")):
                 continue
             path = Path(root, name)
-            if _kind(path)[0]:
+            if not path.is_file():  # a pipe would be waited for without end; a link may lead nowhere
+                skipped[f"{name} (no regular file)"] += 1
+            elif _kind(path)[0]:
                 yield path
             else:
                 skipped[path.suffix or name] += 1
@@ -294,9 +296,12 @@ def _read_csv(file: _File) -> Iterator[tuple[int, dict[str, Any]]]:
     if not header.strip():
         return
     csv.field_size_limit(MAX_LINE)  # the module's limit of 128 KiB is less than a long document
-    delimiter = _csv_delimiter(header.strip("\n"), file)
-    rows = csv.reader(itertools.chain([header], lines), delimiter=delimiter, strict=True)
-    columns = next(rows)
+    try:
+        delimiter = _csv_delimiter(header.strip("\n"), file)
+        rows = csv.reader(itertools.chain([header], lines), delimiter=delimiter, strict=True)
+        columns = next(rows)
+    except csv.Error as error:  # random bytes that are called .csv
+        raise BrokenFile("invalid_csv", f"the first line is no CSV header ({error})") from None
     while True:
         start = rows.line_num + 1
         try:

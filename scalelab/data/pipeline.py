@@ -111,6 +111,13 @@ def _nothing_if_refused(out: Path):
         raise
 
 
+def _not_inside(out: Path, inputs) -> None:
+    "Refuse an output folder inside an input folder: the next run would read its own products."
+    for item in map(Path, inputs):
+        if item.is_dir() and (out.resolve() == item.resolve() or item.resolve() in out.resolve().parents):
+            raise UsageError(f"--out {out}: lies inside the input {item}, which would be read again next time; give a folder outside of it")
+
+
 def _at_least(config, **lows: int) -> None:
     for key, low in lows.items():
         if getattr(config, key) < low:
@@ -146,7 +153,8 @@ def clean(inputs: Sequence[str | Path], out: str | Path, config: CleanConfig | N
         return found
     if not 0 <= config.near_threshold <= 1:
         raise UsageError(f"near_threshold: {config.near_threshold} is outside [0, 1]; 0.8 is usual, 0 turns it off")
-    _at_least(config, workers=0, limit_bytes=0)
+    _at_least(config, workers=0, limit_bytes=0, seed=0)
+    _not_inside(out, inputs)
     if config.keep not in ("longest", "first", "newest"):
         raise UsageError(f"keep: {config.keep!r} is not one of longest, first, newest{did_you_mean(config.keep, ('longest', 'first', 'newest'))}")
     with _nothing_if_refused(out):
@@ -298,7 +306,8 @@ def tokenize(inputs: Sequence[str | Path], out: str | Path, config: TokenizeConf
         return found
     if not 0 < config.valid_fraction < 0.5:
         raise UsageError(f"valid_fraction: {config.valid_fraction} is outside (0, 0.5); 0.05 is usual")
-    _at_least(config, seq_len=2, shard_tokens=1, **({} if tokenizer else {"vocab_size": 257}))
+    _not_inside(out, inputs)
+    _at_least(config, seq_len=2, shard_tokens=1, seed=0, **({} if tokenizer else {"vocab_size": 257}))
     if config.packing not in ("concat", "best_fit"):
         raise UsageError(f"packing: {config.packing!r} is not one of concat, best_fit{did_you_mean(config.packing, ('concat', 'best_fit'))}")
     bpe = TextTokenizer.load(tokenizer) if tokenizer else None

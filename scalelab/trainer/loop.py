@@ -366,6 +366,8 @@ def prepare(cfg: TrainConfig, run: Path, world: World, resume: str, init_from: s
     logs = Logs(run, world, state)
     for problem in damaged:
         logs.event("damaged", problem)
+        if world.is_main:
+            print(f"scalelab: {problem}; going on from {checkpoint.name}", file=sys.stderr)
     logs.event("resume" if checkpoint else "start", f"from {checkpoint.name}" if checkpoint else "new run", changed_keys=changed, world_size=world.world_size, pid=os.getpid())
     return Trainer(cfg, world, wrap(model, world, cfg.parallel), optimizer, stream, valid, state, inject.Injector.parse(cfg.inject)), logs, tokenizer
 

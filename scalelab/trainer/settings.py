@@ -130,6 +130,8 @@ def validate(cfg: TrainConfig, world_size: int = 1) -> None:
     ):
         if getattr(group, key) < low:
             raise UsageError(f"{'trainer' if group is t else 'data'}.{key}: {getattr(group, key)} must be at least {low}")
+    if t.stop_at > t.steps:
+        raise UsageError(f"trainer.stop_at: {t.stop_at} is beyond the end of the run (trainer.steps {t.steps}); 0 means at the end")
     if t.threads > 1024:
         raise UsageError(f"trainer.threads: {t.threads} must be at most 1024; 0 leaves it to torch")
     if t.ranks and t.ranks != world_size:
