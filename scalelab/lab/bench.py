@@ -50,7 +50,8 @@ def bench_data_stream(quick: bool) -> list[dict]:
             for n in rng.lognormal(7, 1, n_docs).astype(int) + 1:
                 w.add(rng.integers(1, 50_000, n), int(n) * 3, "text")
         shards = Shards(Path(folder) / "s")
-        stream, data, counter = Stream(shards, 2048), shards.tokens[0], iter(range(10**9))
+        stream, counter = Stream(shards, 2048), iter(range(10**9))
+        file = next((Path(folder) / "s").glob("00000.bin"))
         batches = max(1, stream.n_rows // 8 - 1)
 
         def ours():
@@ -59,12 +60,14 @@ def bench_data_stream(quick: bool) -> list[dict]:
 
         def nano():
             for _ in range(20):
+                data = np.memmap(file, np.uint16, mode="r")  # anew for every batch, as nanoGPT does against a memory leak
                 ix = torch.randint(len(data) - 2049, (8,))
                 x = torch.stack([torch.from_numpy(data[i : i + 2048].astype(np.int64)) for i in ix.tolist()])
                 y = torch.stack([torch.from_numpy(data[i + 1 : i + 2049].astype(np.int64)) for i in ix.tolist()])
                 assert x.shape == y.shape
 
         def copy():
+            data = shards.tokens[0]
             for k in range(20):
                 for i in range(8):
                     data[(k * 8 + i) * 2048 : (k * 8 + i + 1) * 2048].copy()
@@ -157,6 +160,7 @@ def bench_trainer_overhead(quick: bool) -> list[dict]:
                 w.add(rng.integers(1, 4096, n), int(n) * 3, "text")
         words = {"data.train": f"{folder}/s", "model.n_layers": 4, "model.d_model": 256, "model.d_ff": 0, "trainer.global_batch": 8, "trainer.micro_batch": 8, "trainer.device": "cpu", "trainer.steps": 1000, "schedule.warmup_steps": 10}
         cfg, _ = parse_config(TrainConfig, [f"--{k}={v}" for k, v in words.items()], "bench")
+        (Path(folder) / "run").mkdir()
         t, logs, _ = prepare(cfg, Path(folder) / "run", World(), "never", None)
 
         def looped():
