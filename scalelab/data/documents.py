@@ -125,7 +125,7 @@ def _walk(folder: Path, skipped: Counter[str]) -> Iterator[Path]:
             if name.startswith(".") or name.endswith((".tmp", "~")):
                 continue
             path = Path(root, name)
-            if not path.is_file():  # a pipe would be waited for without end; a link may lead nowhere
+            if path.exists() and not path.is_file():  # a pipe would be waited for without end
                 skipped[f"{name} (no regular file)"] += 1
             elif _kind(path)[0]:
                 yield path

@@ -126,8 +126,15 @@ def _at_least(config, **lows: int) -> None:
 
 def _fingerprint(inputs, config) -> str:
     "Identity of a job: its files with sizes and times, and its settings."
-    files = [(str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in find_files(inputs)] if inputs else []
+    files = [(str(p), *_size_and_time(p)) for p in find_files(inputs)] if inputs else []
     return hashlib.sha256(json.dumps([files, config], default=str, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _size_and_time(path: Path) -> tuple[int, int]:
+    try:
+        return path.stat().st_size, path.stat().st_mtime_ns
+    except OSError:  # a link that leads nowhere: the reader names it and goes on
+        return 0, 0
 
 
 def _finished(report: Path, fingerprint: str) -> dict | None:
