@@ -155,18 +155,24 @@ def parse_config(
         config = {k: v for k, v in space.as_dict().items() if k in {f.name for f in dataclasses.fields(cls)}}
         print(dump_yaml(config), end="")
         raise SystemExit(0)
-    values = parser.instantiate_classes(space)
+    values = (parser.instantiate if hasattr(parser, "instantiate") else parser.instantiate_classes)(space)  # renamed in jsonargparse 4.49
     names = [f.name for f in dataclasses.fields(cls)]
     config = cls(**{name: values[name] for name in names})
     return config, {k: v for k, v in space.as_dict().items() if k not in names}
 
 # %% ../../nbs/00_core/04_arguments.ipynb #17d2be8c
+def _say_warning(message, category, *_, **__) -> None:
+    "A line for people, without source code; what libraries tell developers about their future is not for them."
+    if issubclass(category, UserWarning):
+        print(f"scalelab: {message}", file=sys.stderr)
+
+
 def run_main(main: Callable[[], int | None], debug: bool = False) -> int:
     """Run a command; its exit code. Errors that a user can cause become one line on stderr.
 
     2: UsageError. 1: CheckFailed, a full disk, no permission. 130: Ctrl-C. 141: the reader of our output went away. Anything else is a defect and is raised.
     """
-    warnings.showwarning = lambda message, *_, **__: print(f"scalelab: {message}", file=sys.stderr)  # a line for people, without source code
+    warnings.showwarning = _say_warning
     try:
         code = main() or 0
         sys.stdout.flush()  # here, where a reader that went away can still be told from a defect
