@@ -17,8 +17,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 # %% auto #0
-__all__ = ['UsageError', 'CheckFailed', 'did_you_mean', 'human_count', 'human_bytes', 'atomic_write', 'atomic_dir', 'load_yaml',
-           'dump_yaml', 'progress']
+__all__ = ['UsageError', 'CheckFailed', 'did_you_mean', 'human_count', 'human_bytes', 'fsync_dir', 'atomic_write', 'atomic_dir',
+           'load_yaml', 'dump_yaml', 'progress']
 
 # %% ../../nbs/00_core/00_config.ipynb #81b1e198
 class UsageError(Exception):
@@ -58,7 +58,8 @@ def human_bytes(n: float) -> str:
     return f"{n:g} B"
 
 # %% ../../nbs/00_core/00_config.ipynb #91e61fa1
-def _fsync_dir(path: Path) -> None:
+def fsync_dir(path: str | Path) -> None:
+    "Make the names in a folder durable: a rename reaches the disk only with its folder."
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -87,7 +88,7 @@ def atomic_write(path: str | Path, data: bytes | str) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
         raise
-    _fsync_dir(path.parent)
+    fsync_dir(path.parent)
 
 # %% ../../nbs/00_core/00_config.ipynb #25738a00
 @contextlib.contextmanager
@@ -106,14 +107,14 @@ def atomic_dir(path: str | Path) -> Iterator[Path]:
             for name in files:
                 with open(os.path.join(folder, name), "rb") as file:
                     os.fsync(file.fileno())
-            _fsync_dir(Path(folder))
+            fsync_dir(Path(folder))
         os.chmod(temporary, 0o755)
         old = None
         if path.exists():
             old = temporary.with_suffix(".old")
             os.replace(path, old)
         os.replace(temporary, path)
-        _fsync_dir(path.parent)
+        fsync_dir(path.parent)
         if old:
             shutil.rmtree(old)
     except BaseException:

@@ -26,7 +26,7 @@ from .quality import QualityConfig, apply_rules, length_limits
 from .shards import Shards, ShardWriter
 from .statistics import summarize
 from .stream import build_plan
-from .tokenizer import TextTokenizer, train_tokenizer
+from .tokenizer import TextTokenizer, train_tokenizer, valid_text
 
 # %% auto #0
 __all__ = ['CleanConfig', 'Account', 'judge', 'clean', 'split_valid', 'valid_precision', 'TokenizeConfig', 'tokenize', 'leaks']
@@ -291,8 +291,8 @@ def _write_split(folder: Path, docs: list[dict], tokenizer: TextTokenizer, confi
         for start in progress(range(0, len(order), 256), desc=f"encode {folder.name}", unit="chunk"):
             part = [docs[i] for i in order[start : start + 256]]
             for doc, ids in zip(part, tokenizer.encode_batch([d["text"] for d in part])):
-                raw = doc["text"].encode("utf-8", "replace")
-                if tokenizer.decode_bytes(ids) != raw and "\ud800" > max(doc["text"], default=""):
+                raw = valid_text(doc["text"]).encode()
+                if tokenizer.decode_bytes(ids) != raw:
                     raise UsageError(f"document {doc['id']}: decode(encode(text)) differs from the text: this tokenizer alters text; use one without a normaliser")
                 domain = str(doc.get("domain") or "unknown")
                 writer.add(ids, len(raw), domain, str(doc.get("source", "")) if len(sources) < 4096 else "many", str(doc.get("licence", "")))

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..core.config import CheckFailed, UsageError, atomic_write, human_bytes
+from ..core.config import CheckFailed, UsageError, atomic_write, fsync_dir, human_bytes
 from ..core.runs import decode_numbers, encode_numbers
 from ..distributed.parallel import World, gather_rows, unwrap
 
@@ -132,14 +132,6 @@ def load_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, ten
             optimizer.state[p] = {k: v.clone() if k == "step" else v.to(p.device, p.dtype).clone() for k, v in states[name].items()}
 
 # %% ../../nbs/05_trainer/02_checkpoint.ipynb #0f76f48a
-def _fsync_dir(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
 def move_pointer(folder: Path, name: str, target: str) -> None:
     "Make the relative symbolic link `folder/name` point at `target`, atomically."
     temporary = folder / f".{name}.{os.getpid()}.tmp"
@@ -147,7 +139,7 @@ def move_pointer(folder: Path, name: str, target: str) -> None:
         temporary.unlink()
     temporary.symlink_to(target)
     os.replace(temporary, folder / name)
-    _fsync_dir(folder)
+    fsync_dir(folder)
 
 
 def _needed_bytes(tensors: dict[str, torch.Tensor]) -> int:
@@ -221,7 +213,7 @@ def _finish(root: Path, work: Path, target: Path, model, state: TrainState, worl
     if target.exists():  # the same step again, after a resume that fell back past it
         shutil.rmtree(target)
     os.replace(work, target)
-    _fsync_dir(root)
+    fsync_dir(root)
     move_pointer(root, "latest", target.name)
 
 # %% ../../nbs/05_trainer/02_checkpoint.ipynb #93ea7dd5
