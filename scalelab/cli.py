@@ -15,43 +15,16 @@ from pathlib import Path
 
 from .core.arguments import parse_config, run_main
 from .core.config import CheckFailed, UsageError, did_you_mean, human_bytes
+from .core.console import JSON, answer, inputs_flag, table
 
 # %% auto #0
-__all__ = ['JSON', 'AT', 'COMMANDS', 'LATER', 'answer', 'table', 'data_clean', 'data_tokenize', 'data_inspect', 'trained_as',
-           'free_folder', 'need_tokenizer', 'evaluate_command', 'diagnose_command', 'report_command',
-           'quantize_command', 'export_command', 'generate_command', 'LoopWords', 'loop_command', 'bench_command',
-           'usage', 'find_command', 'main']
+__all__ = ['AT', 'COMMANDS', 'LATER', 'data_clean', 'data_tokenize', 'data_inspect', 'trained_as', 'free_folder',
+           'need_tokenizer', 'evaluate_command', 'diagnose_command', 'report_command', 'quantize_command',
+           'export_command', 'generate_command', 'LoopWords', 'loop_command', 'bench_command', 'usage', 'find_command',
+           'main']
 
-# %% ../nbs/cli.ipynb #db7e07f4
-def answer(result: dict, as_json: bool, lines: list[str]) -> None:
-    "One JSON object on stdout, or the lines."
-    from scalelab.core.runs import encode_numbers
-
-    print(json.dumps(encode_numbers(result), ensure_ascii=False, default=str, allow_nan=False) if as_json else "\n".join(lines))
-
-
-def table(rows: list[dict], title: str = "") -> str:
-    "Rows of dicts as a text table; numbers get four digits."
-    from rich.console import Console
-    from rich.table import Table
-
-    shown = Table(title=title or None, title_justify="left")
-    columns = list(dict.fromkeys(k for r in rows for k in r))
-    for c in columns:
-        shown.add_column(c, justify="right" if all(isinstance(r.get(c), (int, float)) for r in rows) else "left", overflow="fold")
-    for r in rows:
-        shown.add_row(*(f"{v:.4g}" if isinstance(v, float) else f"{v:,}" if isinstance(v, int) and not isinstance(v, bool) else str(v if v is not None else "").replace("[", r"\[") for v in (r.get(c) for c in columns)))
-    console = Console(width=int(os.environ.get("COLUMNS", 0)) or (None if sys.stdout.isatty() else 140), file=open(os.devnull, "w"), record=True, force_jupyter=False)
-    console.print(shown)
-    return console.export_text().rstrip()
-
-
-JSON = {"--json": {"action": "store_true", "help": "print one JSON object on stdout"}}
+# %% ../nbs/cli.ipynb #55837b61
 AT = {"--at": {"type": str, "default": "best", "help": "which checkpoint of a run: best, latest, or a step"}}
-
-
-def _inputs(what: str) -> dict:
-    return {"inputs": {"nargs": "+", "type": str, "help": what}}
 
 # %% ../nbs/cli.ipynb #d4786b7f
 def data_clean(argv: list[str]) -> int:
@@ -59,7 +32,7 @@ def data_clean(argv: list[str]) -> int:
     from scalelab.data.pipeline import CleanConfig, clean
     from scalelab.diagnostics.report import write_report
 
-    flags = _inputs("files, folders or globs of JSONL(.gz/.zst), Parquet, CSV, text or code") | JSON | {
+    flags = inputs_flag("files, folders or globs of JSONL(.gz/.zst), Parquet, CSV, text or code") | JSON | {
         "--out": {"type": str, "required": True, "help": "folder for documents/, rejects.jsonl.zst, report.json, report.html"},
         "--engine": {"type": str, "default": "local", "help": "local; ray is not built yet"}}
     argv = ["--config" + w[len("--recipe"):] if w.startswith("--recipe") else w for w in argv]
@@ -80,7 +53,7 @@ def data_tokenize(argv: list[str]) -> int:
     from scalelab.data.pipeline import TokenizeConfig, tokenize
     from scalelab.diagnostics.report import write_report
 
-    flags = _inputs("cleaned documents") | JSON | {
+    flags = inputs_flag("cleaned documents") | JSON | {
         "--out": {"type": str, "required": True, "help": "folder for tokenizer.json and shards/{train,valid}"},
         "--tokenizer": {"type": str, "default": None, "help": "existing tokenizer.json instead of training one"}}
     config, given = parse_config(TokenizeConfig, argv, "scalelab data tokenize", "Split by near-duplicate cluster, train a tokenizer on the training side, write shards.", flags)
@@ -100,7 +73,7 @@ def data_inspect(argv: list[str]) -> int:
     from scalelab.data.shards import Shards
     from scalelab.data.statistics import summarize
 
-    flags = _inputs("documents, or folders of shards") | JSON | {"--html": {"type": str, "default": None, "help": "also write a page"}}
+    flags = inputs_flag("documents, or folders of shards") | JSON | {"--html": {"type": str, "default": None, "help": "also write a page"}}
     _, given = parse_config(None, argv, "scalelab data inspect", "What is in these documents or shards?", flags)
     folders = [p for p in given["inputs"] if (Path(p) / "index.json").is_file()]
     if folders:
@@ -358,14 +331,12 @@ def bench_command(argv: list[str]) -> int:
         "--out": {"type": str, "default": None, "help": "also write the rows to this JSON file"}}
     _, given = parse_config(None, argv, "scalelab bench", "Measurements side by side, with targets. Exit code 1 if a target does not hold.", flags)
     if given["name"] is None:
-        rows = [{"name": k, "what it measures": b.__doc__.split("\n")[0], "needs": getattr(b, "needs", "") or "nothing"} for k, b in BENCHES.items()]
+        rows = [{"name": k, "what it measures": what, "needs": needs or "nothing"} for k, (_, what, needs) in BENCHES.items()]
         answer({"benches": rows}, given["json"], [table(rows)])
         return 0
-    if given["name"] not in BENCHES:
-        raise UsageError(f"bench {given['name']}: unknown{did_you_mean(given['name'], BENCHES)}; known: {', '.join(BENCHES)}")
-    rows = run_bench(given["name"], given["quick"])
+    rows = run_bench(given["name"], given["quick"], given["data"])
     if given["out"]:
-        atomic_write(given["out"], json.dumps({"command": f"scalelab bench {given['name']}{' --quick' if given['quick'] else ''}", "rows": rows}, ensure_ascii=False, indent=1))
+        atomic_write(given["out"], json.dumps({"command": f"scalelab bench {given['name']}{' --quick' if given['quick'] else ''}{' --data DIR' if given['data'] else ''}", "rows": rows}, ensure_ascii=False, indent=1))
     answer({"name": given["name"], "rows": rows}, given["json"], [table(rows)])
     return 0 if all(r["holds"] for r in rows) else 1
 

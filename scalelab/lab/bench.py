@@ -5,18 +5,23 @@
 # %% ../../nbs/10_lab/02_bench.ipynb #40aedd69
 from __future__ import annotations
 
+import hashlib
+import importlib
 import os
-import tempfile
+import resource
+import shutil
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
+
+from ..core.config import UsageError, did_you_mean
 
 # %% auto #0
-__all__ = ['BENCHES', 'turns', 'row', 'bench_data_stream', 'bench_data_dedup', 'bench_trainer_checkpoint',
-           'bench_trainer_overhead', 'run_bench']
+__all__ = ['BENCHES', 'turns', 'row', 'peer_python', 'child_seconds', 'run_bench']
 
 # %% ../../nbs/10_lab/02_bench.ipynb #038c01b6
 def turns(jobs: dict[str, Callable[[], object]], rounds: int = 5, warmup: int = 1) -> dict[str, float]:
@@ -36,158 +41,65 @@ def row(what: str, value: float, unit: str, peers: str, target: str, holds: bool
     return {"what": what, "value": float(value), "unit": unit, "peers": peers, "target": target, "holds": bool(holds)}
 
 # %% ../../nbs/10_lab/02_bench.ipynb #edb6b005
-def bench_data_stream(quick: bool) -> list[dict]:
-    """Batches from shards: CPU per batch against nanoGPT's way and against copying the bytes.
+def peer_python(*requirements: str) -> Path | None:
+    """The interpreter of a virtual environment that holds `requirements`; None when they can't be installed.
 
-    8 rows of 2048 tokens from uint16 shards in the page cache.
+    It is made once per set of requirements, below `SCALELAB_PEERS` or the user's cache folder, and may be deleted at any time.
     """
-    from scalelab.data.shards import Shards, ShardWriter
-    from scalelab.data.stream import Stream
+    name = hashlib.sha256(" ".join(sorted(requirements)).encode()).hexdigest()[:12]
+    place = Path(os.environ.get("SCALELAB_PEERS") or Path.home() / ".cache" / "scalelab" / "peers") / name
+    python = place / ("Scripts" if os.name == "nt" else "bin") / "python"
+    if (place / "complete").exists():
+        return python
+    place.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(place, ignore_errors=True)
+    commands = [[sys.executable, "-m", "venv", str(place)]]
+    if requirements:
+        commands.append([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *requirements])
+    for command in commands:
+        if subprocess.run(command, capture_output=True).returncode:
+            shutil.rmtree(place, ignore_errors=True)
+            return None
+    (place / "complete").touch()
+    return python
 
-    rng, n_docs = np.random.default_rng(0), 400 if quick else 4000
-    with tempfile.TemporaryDirectory() as folder:
-        with ShardWriter(Path(folder) / "s", "bench", 50_000, 0) as w:
-            for n in rng.lognormal(7, 1, n_docs).astype(int) + 1:
-                w.add(rng.integers(1, 50_000, n), int(n) * 3, "text")
-        shards = Shards(Path(folder) / "s")
-        stream, counter = Stream(shards, 2048), iter(range(10**9))
-        file = next((Path(folder) / "s").glob("00000.bin"))
-        batches = max(1, stream.n_rows // 8 - 1)
 
-        def ours():
-            for _ in range(20):
-                stream.batch(next(counter) % batches * 8, 8)
-
-        def nano():
-            for _ in range(20):
-                data = np.memmap(file, np.uint16, mode="r")  # anew for every batch, as nanoGPT does against a memory leak
-                ix = torch.randint(len(data) - 2049, (8,))
-                x = torch.stack([torch.from_numpy(data[i : i + 2048].astype(np.int64)) for i in ix.tolist()])
-                y = torch.stack([torch.from_numpy(data[i + 1 : i + 2049].astype(np.int64)) for i in ix.tolist()])
-                assert x.shape == y.shape
-
-        def copy():
-            data = shards.tokens[0]
-            for k in range(20):
-                for i in range(8):
-                    data[(k * 8 + i) * 2048 : (k * 8 + i + 1) * 2048].copy()
-
-        got = turns({"ours": ours, "nano": nano, "copy": copy}, 3 if quick else 9)
-    return [
-        row("nanoGPT's way / ours, CPU per batch", got["nano"] / got["ours"], "x", "windows of a memory map, stacked", ">= 1", got["nano"] >= got["ours"]),
-        row("ours / copying the bytes", got["ours"] / max(got["copy"], 1e-9), "x", "numpy copy of the windows", "<= 8", got["ours"] <= 8 * got["copy"]),
-    ]
+def child_seconds(command: Sequence[str | Path], **variables: str) -> float:
+    "CPU seconds (user and system, grandchildren included) of a command that must succeed; RuntimeError with its last words otherwise."
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"} | variables)
+    if done.returncode:
+        raise RuntimeError(f"{command[0]} ended with {done.returncode}: {done.stderr.strip()[-300:]}")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 # %% ../../nbs/10_lab/02_bench.ipynb #7ca4f3fd
-def bench_data_dedup(quick: bool) -> list[dict]:
-    """Near-duplicate search on the standard library's sources: CPU against datasketch alone, and what verification adds."""
-    from datasketch import MinHash, MinHashLSH
-
-    from scalelab.data.dedup import find_duplicates, shingles
-    from scalelab.data.documents import stdlib_documents
-
-    docs = list(stdlib_documents(300_000 if quick else 1_500_000))
-
-    def plain():
-        index = MinHashLSH(threshold=0.8, num_perm=128)
-        for d in docs:
-            text = "".join(d["text"].split())
-            m = MinHash(num_perm=128)
-            m.update_batch({text[i : i + 5].encode() for i in range(len(text) - 4)})
-            index.query(m)
-            index.insert(d["id"], m)
-
-    got = turns({"ours": lambda: find_duplicates(docs), "datasketch": plain}, 1 if quick else 3, warmup=0 if quick else 1)
-    size = sum(len(d["text"].encode()) for d in docs)
-    twins = [dict(d, id=d["id"] + "-twin", text=d["text"] + "\n# another last line") for d in docs if len(shingles(d["text"])) > 400][:50]
-    removed = {x.id for x in find_duplicates([*docs, *twins], keep="first").removed}
-    recall = sum(t["id"] in removed for t in twins) / max(len(twins), 1)
-    return [
-        row("datasketch / ours, CPU for the same documents", got["datasketch"] / got["ours"], "x", "MinHash.update_batch + MinHashLSH, unverified", ">= 4", got["datasketch"] >= 4 * got["ours"]),
-        row("ours", size / 1e6 / got["ours"], "MB per CPU second", "", "report", True),
-        row("planted twins found", recall, "share", "", ">= 0.99", recall >= 0.99),
-    ]
-
-# %% ../../nbs/10_lab/02_bench.ipynb #bb3c0ba5
-def bench_trainer_checkpoint(quick: bool) -> list[dict]:
-    """Write and read a checkpoint with checksums, against torch.save and torch.load; wall seconds, since disks are waited for."""
-    from scalelab.model.transformer import Decoder, ModelConfig, Tokens
-    from scalelab.trainer.checkpoint import TrainState, load_tensors, save_checkpoint
-    from scalelab.trainer.optim import OptimConfig, build_optimizer
-
-    model = Decoder(ModelConfig(vocab_size=8192, d_model=256 if quick else 512, n_layers=4, n_heads=8, n_kv_heads=8, d_ff=0, max_seq_len=64))
-    optimizer = build_optimizer(model, OptimConfig())
-    loss, _ = model.loss(Tokens(torch.zeros((1, 8), dtype=torch.int64), torch.zeros((1, 8), dtype=torch.int64)))
-    loss.backward()
-    optimizer.step()
-    size = 12 * sum(p.numel() for p in model.parameters())
-    seconds: dict[str, list[float]] = {k: [] for k in ("ours", "torch", "read", "torch read")}
-    with tempfile.TemporaryDirectory(dir=os.environ.get("SCALELAB_BENCH_DIR")) as folder:
-        for k in range(3 if quick else 6):
-            for name in seconds:
-                begin = time.perf_counter()
-                if name == "ours":
-                    path = save_checkpoint(Path(folder) / "c", model, optimizer, TrainState(global_step=k))
-                elif name == "torch":
-                    with open(Path(folder) / "t.pt", "wb") as f:
-                        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, f)
-                        os.fsync(f.fileno())
-                elif name == "read":
-                    load_tensors(path)
-                else:
-                    torch.load(Path(folder) / "t.pt", weights_only=True)
-                seconds[name].append(time.perf_counter() - begin)
-    m = {k: float(np.median(v[1:])) for k, v in seconds.items()}
-    return [
-        row("ours / torch.save, both synced", m["ours"] / m["torch"], "x", "torch.save + fsync", "<= 1.2", m["ours"] <= 1.2 * m["torch"]),
-        row("ours with checksums / torch.load", m["read"] / m["torch read"], "x", "torch.load(weights_only=True)", "<= 1.5", m["read"] <= 1.5 * m["torch read"]),
-        row("written", size / 1e6 / m["ours"], "MB/s", "", "report", True),
-    ]
-
-# %% ../../nbs/10_lab/02_bench.ipynb #4a0d182f
-def bench_trainer_overhead(quick: bool) -> list[dict]:
-    """Tokens per second of the training loop against the bare model step on the same batches."""
-    from scalelab.core.arguments import parse_config
-    from scalelab.data.shards import ShardWriter
-    from scalelab.distributed.parallel import World
-    from scalelab.trainer.loop import prepare, train_step
-    from scalelab.trainer.settings import TrainConfig
-
-    rng, steps = np.random.default_rng(0), 4 if quick else 10
-    with tempfile.TemporaryDirectory() as folder:
-        with ShardWriter(Path(folder) / "s", "bench", 4096, 0) as w:
-            for n in rng.integers(50, 500, 600):
-                w.add(rng.integers(1, 4096, n), int(n) * 3, "text")
-        words = {"data.train": f"{folder}/s", "model.n_layers": 4, "model.d_model": 256, "model.d_ff": 0, "trainer.global_batch": 8, "trainer.micro_batch": 8, "trainer.device": "cpu", "trainer.steps": 1000, "schedule.warmup_steps": 10}
-        cfg, _ = parse_config(TrainConfig, [f"--{k}={v}" for k, v in words.items()], "bench")
-        (Path(folder) / "run").mkdir()
-        t, logs, _ = prepare(cfg, Path(folder) / "run", World(), "never", None)
-
-        def looped():
-            for _ in range(steps):
-                logs.metric("step", **train_step(t))
-
-        def bare():
-            for k in range(steps):
-                batch = t.stream.batch(k * 8, 8)
-                t.optimizer.zero_grad(set_to_none=True)
-                loss, n = t.model(batch)
-                (loss / n).backward()
-                t.optimizer.step()
-
-        got = turns({"bare": bare, "loop": looped}, 3 if quick else 7)
-        logs.close()
-    return [row("bare step / training loop, CPU per step", got["bare"] / got["loop"], "x", "forward, backward, AdamW", ">= 0.97", got["bare"] >= 0.97 * got["loop"])]
-
-
-BENCHES: dict[str, Callable[[bool], list[dict]]] = {
-    "data-stream": bench_data_stream, "data-dedup": bench_data_dedup, "trainer-checkpoint": bench_trainer_checkpoint, "trainer-overhead": bench_trainer_overhead,
+BENCHES: dict[str, tuple[str, str, str]] = {  # name: where, what it measures, what it needs
+    "data-dedup": ("scalelab.lab.bench_dedup:bench_data_dedup", "near duplicates and shared passages: recall, precision, speed against three toolkits", "PyPI for the peers; --data with 6_near_dup"),
+    "data-pipeline": ("scalelab.lab.bench_pipeline:bench_data_pipeline", "a whole cleaning run against datatrove, per core", "PyPI for the peer; --data with 1_pretrain"),
+    "data-memory": ("scalelab.lab.bench_pipeline:bench_data_memory", "peak memory of a cleaning run at 1x, 4x and 16x of the text", ""),
+    "data-kills": ("scalelab.lab.bench_pipeline:bench_data_kills", "a cleaning run killed at 50 random moments", ""),
+    "data-encode": ("scalelab.lab.bench_stream:bench_data_encode", "encoding text against HF tokenizers, identities compared", "--data with 1_pretrain for real text"),
+    "data-stream": ("scalelab.lab.bench_stream:bench_data_stream", "batches from shards against copying the bytes and against nanoGPT's way", ""),
+    "data-toxicity": ("scalelab.lab.bench_quality:bench_data_toxicity", "rules and a classifier on labelled Chinese text", "--data with 3_toxicity"),
+    "data-quality": ("scalelab.lab.bench_quality:bench_data_quality", "classifier and perplexity cut on dirty against clean text", "--data with 1_pretrain and 2_dirty_web"),
+    "trainer-checkpoint": ("scalelab.lab.bench_trainer:bench_trainer_checkpoint", "writing and reading a checkpoint against torch.save and torch.load", ""),
+    "trainer-overhead": ("scalelab.lab.bench_trainer:bench_trainer_overhead", "the training loop against the bare model step", ""),
 }
 
 
-def run_bench(name: str, quick: bool = False) -> list[dict]:
-    "Rows of a bench by its name; a bench whose peer is missing gives a row that does not hold and says so."
+def run_bench(name: str, quick: bool = False, data: str | Path | None = None) -> list[dict]:
+    """Rows of a bench by its name.
+
+    data: folder of labelled texts, for the benches that use one. A bench whose peer or data is missing gives a row that does not hold and says so.
+    Raises UsageError for an unknown name or a folder that is not there.
+    """
+    if name not in BENCHES:
+        raise UsageError(f"bench {name}: unknown{did_you_mean(name, BENCHES)}; known: {', '.join(BENCHES)}")
+    if data is not None and not Path(data).is_dir():
+        raise UsageError(f"--data {data}: no such folder; {name} needs {BENCHES[name][2] or 'none'}")
+    module, function = BENCHES[name][0].split(":")
     try:
-        return BENCHES[name](quick)
+        return getattr(importlib.import_module(module), function)(quick, Path(data) if data else None)
     except ImportError as error:
         return [row(name, float("nan"), "", f"{error.name} is not installed", "needs its peer", False)]
