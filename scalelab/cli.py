@@ -341,6 +341,12 @@ def bench_command(argv: list[str]) -> int:
     return 0 if all(r["holds"] for r in rows) else 1
 
 # %% ../nbs/cli.ipynb #0ad84047
+def _claims(argv: list[str]) -> int:
+    from scalelab.lab.claims import claims_command
+
+    return claims_command(argv)
+
+
 def _train(argv: list[str]) -> int:
     from scalelab.trainer.loop import train_command
 
@@ -359,9 +365,10 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "export": (export_command, "a HF directory, with the proof that it is the same model"),
     "generate": (generate_command, "continue a text"),
     "report": (report_command, "one HTML page of a run"),
+    "claims": (_claims, "what the sources claim and what experiments said"),
     "bench": (bench_command, "measurements side by side, with targets"),
 }
-LATER = ("compare", "doctor", "derive", "plan", "claims", "compress prune", "compress distill", "data review", "data find")
+LATER = ("compare", "doctor", "derive", "plan", "compress prune", "compress distill", "data review", "data find")
 
 
 def usage() -> str:
