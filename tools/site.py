@@ -322,7 +322,10 @@ class Stage:
         inside = False
         for source, cell in zip(sources, cells):
             if cell["cell_type"] != "markdown":
-                continue
+                shown = ["".join(o["data"]["text/markdown"]) for o in cell.get("outputs", []) if "text/markdown" in o.get("data", {})]
+                if not shown:
+                    continue
+                source = "\n".join(shown)  # a table made from the files of the verdicts
             rows = [split_row(line) for line in source.splitlines() if line.lstrip().startswith("|")]
             if rows and [cell.lower() for cell in rows[0][:2]] == ["claim", "verdict"]:  # other tables answer questions of our own
                 for row in rows[2:]:

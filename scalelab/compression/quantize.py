@@ -141,7 +141,9 @@ def quantize_model(model: Decoder, head: str = "shared", activations: str = "row
     if blocks:
         for block in out.blocks:
             for parent in (block.attention, block.mlp):
-                for name, child in list(parent.named_children()):
+                for name, child in [(n, c) for n, c in parent.named_children() if isinstance(c, nn.Linear)]:
+                    if child.bias is not None:
+                        raise UsageError(f"quantize: {name} has a bias, which the int8 layers have not; quantise a model without qkv_bias")
                     setattr(parent, name, Int8Linear.from_weight(child.weight, activations))
     if head != "full":
         out.head = Int8Linear.from_weight(model.embedding.weight if model.head is None else model.head.weight)
@@ -234,7 +236,7 @@ def benchmark(before: Decoder, after: Decoder, rows: int = 8, length: int = 128,
     """
     length = min(length, before.cfg.max_seq_len)
     ids = torch.randint(before.cfg.vocab_size, (rows, length), generator=torch.Generator().manual_seed(0))
-    ids = ids.to(before.norm.weight.device)
+    ids = ids.to(before.device)
     jobs = {"scoring": lambda m: m.logits(m.hidden(ids)),
             "decoding": lambda m: generate(m, ids[0, :8].tolist(), min(new_tokens, length - 8), greedy=True)}
     out: dict = {"threads": torch.get_num_threads(), "rows": rows, "length": length}

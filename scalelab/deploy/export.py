@@ -116,7 +116,7 @@ def prove_hf(folder: str | Path, model: Decoder, prompts: Sequence[str] = (), ne
     """
     folder = Path(folder)
     own, tokenizer = load_hf(folder)
-    reference = copy.deepcopy(model).cpu().to(own.norm.weight.dtype).float().eval()
+    reference = copy.deepcopy(model).cpu().to(own.dtype).float().eval()
     own, rows = own.float().eval(), _probe(model, tokenizer, prompts)
     texts = [generate(reference, row, min(new_tokens, model.cfg.max_seq_len - len(row)), greedy=True) for row in rows[:-2] or [rows[0][:4]]]
     rows = rows if len(rows) > 2 else [rows[0][:4], *rows]
@@ -148,7 +148,7 @@ def export_hf(
     model, found = open_model(source, at)
     if hasattr(model, "quantization"):
         raise UsageError(f"export: {source} is quantised to int8, which the HF Llama layout can't hold; export the checkpoint it was made from")
-    own = model.norm.weight.dtype
+    own = model.dtype
     with atomic_dir(out) as work:
         write_hf(work, model, tokenizer_path or found, dtype or (torch.float32 if own == torch.float64 else own))
         proof = prove_hf(work, model, prompts, new_tokens, limit)

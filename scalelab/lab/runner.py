@@ -30,7 +30,7 @@ from ..trainer.schedule import ScheduleConfig, lr_ratio
 
 # %% auto #0
 __all__ = ['VERDICTS', 'Unit', 'unit_run', 'run_grid', 'Difference', 'paired', 'pick', 'Verdict', 'current_commit',
-           'save_verdict', 'load_verdicts']
+           'save_verdict', 'load_verdicts', 'verdict_table', 'forest']
 
 # %% ../../nbs/10_lab/09_runner.ipynb #cd7f8f18
 @dataclass
@@ -236,3 +236,30 @@ def load_verdicts(root: str | Path) -> list[dict]:
     if not found:
         raise UsageError(f"{root}: no verdict files (results/*.json) below it; give the nbs folder of a checkout")
     return sorted(found, key=lambda row: row["id"])
+
+# %% ../../nbs/10_lab/09_runner.ipynb #4492c1b2
+def verdict_table(verdicts: Sequence[dict]) -> str:
+    "Verdicts as rows of a Markdown table: claim, verdict, what was measured, at which scale."
+    def plain(text: str) -> str:
+        return str(text).replace("|", "/").replace("\n", " ")
+
+    rows = [f"| {v['id']}: {plain(v.get('claim', ''))} | {v['verdict']} | {plain(v.get('because', ''))} ({plain(v['scale'])}; {v['seeds']} seeds) |" for v in verdicts]
+    return "\n".join(["| claim | verdict | measured |", "|---|---|---|", *rows])
+
+
+def forest(verdicts: Sequence[dict], unit: str):
+    "A matplotlib figure with every interval of the verdicts, one line each; intervals that leave out zero are filled."
+    import matplotlib.pyplot as plt
+
+    from scalelab.core.plotting import COLORS
+
+    lines = [(f"{v['id']}: {name}", low, high) for v in verdicts for name, (low, high) in v.get("interval", {}).items()]
+    fig, ax = plt.subplots(figsize=(6.4, 0.6 + 0.2 * len(lines)))
+    for y, (_, low, high) in enumerate(reversed(lines)):
+        sure = low > 0 or high < 0
+        ax.plot([low, high], [y, y], color=COLORS[0], lw=1.5)
+        ax.plot([(low + high) / 2], [y], "o", ms=5, color=COLORS[0], mfc=COLORS[0] if sure else "white")
+    ax.axvline(0, color="0.4", lw=0.8)
+    ax.set_yticks(range(len(lines)), [name for name, *_ in reversed(lines)], fontsize=7)
+    ax.set(xlabel=unit)
+    return fig

@@ -81,8 +81,8 @@ def generate(model: Decoder, ids: Sequence[int], max_new_tokens: int, temperatur
     """
     ids = [int(i) for i in ids]
     _check_request(model.cfg, ids, temperature, top_k, top_p)
-    weight, limit = model.norm.weight, model.cfg.max_seq_len
-    cache = KVCache(model.cfg, capacity=limit, dtype=weight.dtype, device=weight.device)
+    limit = model.cfg.max_seq_len
+    cache = KVCache(model.cfg, capacity=limit, dtype=model.dtype, device=model.device)
     generator = torch.Generator().manual_seed(seed)
     out, pending, training = Generated(), ids, model.training
     model.eval()
@@ -92,7 +92,7 @@ def generate(model: Decoder, ids: Sequence[int], max_new_tokens: int, temperatur
                 pending = (ids + out)[-max(1, limit * 3 // 4) :]
                 out.dropped = len(ids) + len(out) - len(pending)
                 cache.reset()
-            hidden = model.hidden(torch.tensor([pending], device=weight.device), cache)[0, -1]
+            hidden = model.hidden(torch.tensor([pending], device=model.device), cache)[0, -1]
             probabilities = token_distribution(model.logits(hidden), 0 if greedy else temperature, top_k, top_p)
             token = draw(probabilities, generator)
             if token == eot_id:

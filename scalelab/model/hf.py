@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -17,7 +18,39 @@ from ..core.config import UsageError, atomic_dir
 from .transformer import Decoder, ModelConfig
 
 # %% auto #0
-__all__ = ['EOT', 'hf_names', 'to_hf', 'from_hf', 'hf_config', 'config_from_hf', 'eot_id_of', 'write_hf', 'save_hf', 'load_hf']
+__all__ = ['FAMILIES', 'EOT', 'Family', 'hf_family', 'hf_names', 'to_hf', 'from_hf', 'hf_config', 'config_from_hf', 'eot_id_of',
+           'write_hf', 'save_hf', 'load_hf']
+
+# %% ../../nbs/02_model/01_hf.ipynb #f35a9c26
+@dataclass(frozen=True)
+class Family:
+    "A layout of transformers: its class, and the fields of ModelConfig that it stands for; every other field has Llama's value."
+
+    architecture: str
+    model_type: str
+    fields: dict
+
+
+_LLAMA = {"norm": "rms", "positions": "rope", "mlp": "swiglu", "qkv_bias": False, "qk_norm": "none", "embed_norm": False, "softcap": 0.0, "value_embeddings": False, "input_skips": False}
+FAMILIES = {
+    "llama": Family("LlamaForCausalLM", "llama", _LLAMA),
+    "qwen2": Family("Qwen2ForCausalLM", "qwen2", _LLAMA | {"qkv_bias": True}),
+    "qwen3": Family("Qwen3ForCausalLM", "qwen3", _LLAMA | {"qk_norm": "gain"}),
+    "nanochat": Family("NanoChatForCausalLM", "nanochat", _LLAMA | {"norm": "plain", "mlp": "relu2", "qk_norm": "plain", "embed_norm": True}),
+}
+
+
+def hf_family(cfg: ModelConfig) -> str:
+    "The family that computes exactly what a model of this configuration does; UsageError names what stands in the way of the nearest one."
+    wrong = {name: [k for k, v in family.fields.items() if getattr(cfg, k) != v and (name, k) != ("nanochat", "softcap")] for name, family in FAMILIES.items()}
+    if cfg.d_head not in (0, cfg.d_model // cfg.n_heads):
+        wrong["qwen2"].append("d_head")
+        wrong["nanochat"].append("d_head")
+    best = min(wrong, key=lambda name: len(wrong[name]))
+    if wrong[best]:
+        odd = ", ".join(f"model.{k} = {getattr(cfg, k)}" for k in wrong[best])
+        raise UsageError(f"no family of transformers has this layout: {odd} (nearest: {best}); its checkpoint can be read by scalelab only")
+    return best
 
 # %% ../../nbs/02_model/01_hf.ipynb #fb26bd59
 _ONCE = {"embedding.weight": "model.embed_tokens.weight", "norm.weight": "model.norm.weight", "head.weight": "lm_head.weight"}
@@ -34,16 +67,29 @@ _BLOCK = {
 }
 
 
+_MORE = {  # what a family adds to the names of a block, or takes away
+    "llama": {},
+    "qwen2": {f"attention.{x}.bias": f"self_attn.{x}_proj.bias" for x in "qkv"},
+    "qwen3": {f"attention.{x}_norm.weight": f"self_attn.{x}_norm.weight" for x in "qk"},
+    "nanochat": {"mlp.up.weight": "mlp.fc1.weight", "mlp.down.weight": "mlp.fc2.weight", "mlp.gate.weight": None, "attention_norm.weight": None, "mlp_norm.weight": None},
+}
+
+
 def hf_names(cfg: ModelConfig) -> dict[str, str]:
-    "Our parameter names and those of HF Llama, for every tensor of a model of this shape."
-    names = {ours: theirs for ours, theirs in _ONCE.items() if ours != "head.weight" or not cfg.tie_embeddings}
+    "Our parameter names and those of the model's family in transformers, for every tensor of a model of this shape."
+    family = hf_family(cfg)
+    absent = {"head.weight"} if cfg.tie_embeddings else set()
+    if cfg.norm == "plain":
+        absent.add("norm.weight")
+    names = {ours: theirs for ours, theirs in _ONCE.items() if ours not in absent}
+    block = {f"{a}.weight": f"{b}.weight" for a, b in _BLOCK.items()} | _MORE[family]
     for i in range(cfg.n_layers):
-        names |= {f"blocks.{i}.{a}.weight": f"model.layers.{i}.{b}.weight" for a, b in _BLOCK.items()}
+        names |= {f"blocks.{i}.{a}": f"model.layers.{i}.{b}" for a, b in block.items() if b}
     return names
 
 # %% ../../nbs/02_model/01_hf.ipynb #a4afa79c
 def to_hf(state_dict: dict[str, Tensor], cfg: ModelConfig) -> dict[str, Tensor]:
-    """Rename our tensors to HF Llama's. A tied head stays away, as transformers expects.
+    """Rename our tensors to those of the model's family in transformers. A tied head stays away, as transformers expects.
 
     Raises UsageError if a tensor of this shape of model is missing.
     """
@@ -51,11 +97,18 @@ def to_hf(state_dict: dict[str, Tensor], cfg: ModelConfig) -> dict[str, Tensor]:
     missing = [name for name in names if name not in state_dict]
     if missing:
         raise UsageError(f"state dict lacks {len(missing)} tensors of the model, the first is {missing[0]}")
-    return {theirs: state_dict[ours] for ours, theirs in names.items()}
+    return {theirs: _turned(state_dict[ours], ours, cfg) for ours, theirs in names.items()}
+
+
+def _turned(weight: Tensor, ours: str, cfg: ModelConfig) -> Tensor:
+    "NanoChat turns queries and keys the other way round, which is our way with the two halves of each head exchanged; its own inverse."
+    if hf_family(cfg) != "nanochat" or not ours.endswith(("attention.q.weight", "attention.k.weight")):
+        return weight
+    return weight.view(-1, 2, cfg.head_dim // 2, weight.shape[1]).flip(1).reshape(weight.shape)
 
 
 def from_hf(tensors: dict[str, Tensor], cfg: ModelConfig) -> dict[str, Tensor]:
-    """Rename HF Llama's tensors to ours.
+    """Rename the tensors of a family of transformers to ours.
 
     Old files' rotary tables, and a tied file's copy of the head that equals the embedding, are dropped. Anything
     else unknown or missing raises UsageError: biases and adapters would be lost in silence otherwise.
@@ -69,16 +122,17 @@ def from_hf(tensors: dict[str, Tensor], cfg: ModelConfig) -> dict[str, Tensor]:
     names = {theirs: ours for ours, theirs in hf_names(cfg).items()}
     missing, extra = [n for n in names if n not in tensors], [n for n in tensors if n not in names]
     if missing or extra:
-        raise UsageError(f"not the tensors of this Llama: {len(missing)} missing {missing[:3]}, {len(extra)} unknown {extra[:3]}")
-    return {ours: tensors[theirs] for theirs, ours in names.items()}
+        raise UsageError(f"not the tensors of this {hf_family(cfg)}: {len(missing)} missing {missing[:3]}, {len(extra)} unknown {extra[:3]}")
+    return {ours: _turned(tensors[theirs], ours, cfg) for theirs, ours in names.items()}
 
 # %% ../../nbs/02_model/01_hf.ipynb #5edeaab7
 def hf_config(cfg: ModelConfig, eot_id: int | None = None, dtype: torch.dtype = torch.float32) -> dict:
-    """config.json of LlamaForCausalLM for this shape; eot_id: id of <|endoftext|>, which opens and ends a document."""
-    kind = str(dtype).removeprefix("torch.")
+    """config.json of the model's family for this shape; eot_id: id of <|endoftext|>, which opens and ends a document."""
+    kind, name = str(dtype).removeprefix("torch."), hf_family(cfg)
+    family = FAMILIES[name]
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        "architectures": [family.architecture],
+        "model_type": family.model_type,
         "vocab_size": cfg.vocab_size,
         "hidden_size": cfg.d_model,
         "intermediate_size": cfg.ff_dim,
@@ -86,7 +140,7 @@ def hf_config(cfg: ModelConfig, eot_id: int | None = None, dtype: torch.dtype = 
         "num_attention_heads": cfg.n_heads,
         "num_key_value_heads": cfg.n_kv_heads,
         "head_dim": cfg.head_dim,
-        "hidden_act": "silu",
+        "hidden_act": "relu2" if cfg.mlp == "relu2" else "silu",
         "max_position_embeddings": cfg.max_seq_len,
         "rms_norm_eps": cfg.norm_eps,
         "rope_theta": cfg.rope_theta,
@@ -102,34 +156,43 @@ def hf_config(cfg: ModelConfig, eot_id: int | None = None, dtype: torch.dtype = 
         "dtype": kind,
         "torch_dtype": kind,
         "use_cache": True,
-    }
+    } | ({"final_logit_softcapping": cfg.softcap or None} if name == "nanochat" else {})
 
 # %% ../../nbs/02_model/01_hf.ipynb #2f38def1
-def config_from_hf(values: dict, where: str = "config.json") -> ModelConfig:
-    """ModelConfig from a config.json; UsageError names the architecture or the feature that we don't have."""
-    found = (values.get("architectures") or [values.get("model_type", "nothing")])[0]
-    if found not in ("LlamaForCausalLM", "llama"):
-        raise UsageError(f"{where}: architecture {found} found, expected LlamaForCausalLM (Llama layout)")
-    missing = [k for k in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads") if k not in values]
-    if missing:
-        raise UsageError(f"{where}: lacks {', '.join(missing)}")
-    heads, width = values["num_attention_heads"], values["hidden_size"]
+def _strict(values: dict, family: Family, where: str) -> None:
+    "Refuse what the architecture's name allows and our model has not."
     rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
+    bias = family.model_type == "qwen2"  # there by definition; some files say it, some don't
     known = {"rope_type": (rope.get("rope_type", rope.get("type", "default")), "default"),
-             "hidden_act": (values.get("hidden_act", "silu"), "silu"),
-             "attention_bias": (values.get("attention_bias", False), False),
+             "hidden_act": (values.get("hidden_act", "silu"), "relu2" if family.fields["mlp"] == "relu2" else "silu"),
+             "attention_bias": (bias or values.get("attention_bias", False), bias),
              "mlp_bias": (values.get("mlp_bias", False), False),
-             "head_dim": (values.get("head_dim") or width // heads, width // heads)}
+             "use_sliding_window": (values.get("use_sliding_window", False), False)}
     for key, (has, want) in known.items():
         if has != want:
             raise UsageError(f"{where}: {key} is {has!r}, this model has only {want!r}")
+
+
+def config_from_hf(values: dict, where: str = "config.json") -> ModelConfig:
+    """ModelConfig from a config.json of a family of ours; UsageError names the architecture or the feature that we don't have."""
+    found = (values.get("architectures") or [values.get("model_type", "nothing")])[0]
+    family = next((f for f in FAMILIES.values() if found in (f.architecture, f.model_type)), None)
+    if family is None:
+        raise UsageError(f"{where}: architecture {found} found, expected one of {', '.join(f.architecture for f in FAMILIES.values())}")
+    missing = [k for k in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads") if k not in values]
+    if missing:
+        raise UsageError(f"{where}: lacks {', '.join(missing)}")
+    _strict(values, family, where)
+    heads, width = values["num_attention_heads"], values["hidden_size"]
+    rope, head = values.get("rope_parameters") or values.get("rope_scaling") or {}, values.get("head_dim") or width // heads
+    fields = family.fields | ({"softcap": float(values.get("final_logit_softcapping") or 0)} if family.model_type == "nanochat" else {})
     return ModelConfig(
         vocab_size=values["vocab_size"], d_model=width, n_layers=values["num_hidden_layers"], n_heads=heads,
-        n_kv_heads=values.get("num_key_value_heads") or heads, d_ff=values["intermediate_size"],
+        n_kv_heads=values.get("num_key_value_heads") or heads, d_ff=values["intermediate_size"], d_head=0 if head * heads == width else head,
         max_seq_len=values.get("max_position_embeddings", 2048),
         rope_theta=float(rope.get("rope_theta", values.get("rope_theta", 10000.0))),
         norm_eps=values.get("rms_norm_eps", 1e-6), tie_embeddings=values.get("tie_word_embeddings", False),
-        init_std=values.get("initializer_range", 0.02)).validate()
+        init_std=values.get("initializer_range", 0.02), **fields).validate()
 
 # %% ../../nbs/02_model/01_hf.ipynb #878ae9fc
 EOT = "<|endoftext|>"
@@ -169,7 +232,7 @@ def write_hf(out: Path, model: Decoder, tokenizer_path: str | Path | None = None
     """
     from safetensors.torch import save_file
 
-    dtype = dtype or model.norm.weight.dtype
+    dtype = dtype or model.dtype
     eot = eot_id_of(tokenizer_path) if tokenizer_path else None
     tensors = {k: v.detach().to("cpu", dtype).contiguous() for k, v in to_hf(model.state_dict(), model.cfg).items()}
     save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
@@ -211,7 +274,7 @@ def _read_safetensors(folder: Path) -> dict[str, Tensor]:
 
 
 def load_hf(folder: str | Path, dtype: torch.dtype | None = None) -> tuple[Decoder, Path | None]:
-    """Model and tokenizer path (None if there is none) from a folder in HF Llama layout; weights keep their dtype.
+    """Model and tokenizer path (None if there is none) from a folder of Llama, Qwen2, Qwen3 or NanoChat; weights keep their dtype.
 
     Raises UsageError for another architecture, a feature that we lack, or tensors that don't fit the config.
     """

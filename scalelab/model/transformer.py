@@ -17,9 +17,9 @@ from torch.utils.checkpoint import checkpoint
 from ..core.config import UsageError, did_you_mean
 
 # %% auto #0
-__all__ = ['ModelConfig', 'rope_tables', 'rotate', 'attention_mask', 'KVCache', 'Attention', 'MLP', 'Block',
-           'chunked_cross_entropy', 'Tokens', 'initialise', 'Decoder', 'parameters_by_formula', 'flops_by_part',
-           'flops_per_token']
+__all__ = ['CHOICES', 'SWITCHES', 'LAYOUTS', 'ModelConfig', 'layout', 'rope_tables', 'rotate', 'attention_mask', 'KVCache',
+           'Attention', 'MLP', 'make_norm', 'Block', 'chunked_cross_entropy', 'Tokens', 'initialise', 'Decoder',
+           'parameters_by_formula', 'flops_by_part', 'flops_per_token']
 
 # %% ../../nbs/02_model/00_transformer.ipynb #1c32e864
 def _nearest_divisor(n: int, near: int) -> int:
@@ -44,6 +44,17 @@ class ModelConfig:
         tie_embeddings: the head is the embedding matrix
         dropout: on the two residual branches of a block
         init_std: standard deviation of the initial weights
+        d_head: width of an attention head; 0 means d_model / n_heads
+        norm: rms, plain (root mean square without a gain) or layer (with its mean taken out)
+        positions: rope, or learned (a table of max_seq_len vectors)
+        mlp: swiglu, relu2 (squared ReLU) or gelu; the last two have no gate and d_ff = 0 means 4 d_model
+        qkv_bias: queries, keys and values have a bias (Qwen2)
+        qk_norm: norm of each query and key head: none, plain, or gain (Qwen3)
+        embed_norm: a norm without gain right after the embedding
+        zero_init: the matrices that write into the stream, and an untied head, start at zero
+        softcap: logits z become cap * tanh(z / cap); 0 turns it off
+        value_embeddings: every second block adds a vector of the token itself to its values
+        input_skips: each block reads a learned mixture of the stream and the embedding
         isolate_documents: tokens of a packed row attend within their own document only, positions start at 0 in each; false treats the row as one text
         loss_chunk: tokens whose logits exist at once while the loss is computed; 0 means all of them
     """
@@ -62,16 +73,31 @@ class ModelConfig:
     init_std: float = 0.02
     isolate_documents: bool = True
     loss_chunk: int = 4096
+    d_head: int = 0
+    norm: str = "rms"
+    positions: str = "rope"
+    mlp: str = "swiglu"
+    qkv_bias: bool = False
+    qk_norm: str = "none"
+    embed_norm: bool = False
+    zero_init: bool = False
+    softcap: float = 0.0
+    value_embeddings: bool = False
+    input_skips: bool = False
 
     @property
     def head_dim(self) -> int:
         "Width of one attention head."
-        return self.d_model // self.n_heads
+        return self.d_head or self.d_model // self.n_heads
 
     @property
     def ff_dim(self) -> int:
         "Width of the MLP, with the default of d_ff = 0 filled in."
-        return self.d_ff or -(-8 * self.d_model // (3 * 32)) * 32
+        return self.d_ff or (4 * self.d_model if self.mlp != "swiglu" else -(-8 * self.d_model // (3 * 32)) * 32)
+
+    def has_values(self, layer: int) -> bool:
+        "Does this block add value embeddings? Every second one, counted from the last."
+        return self.value_embeddings and (self.n_layers - 1 - layer) % 2 == 0
 
     def to_dict(self) -> dict:
         "Plain dictionary, for JSON and YAML."
@@ -92,10 +118,14 @@ class ModelConfig:
         return cls(**values).validate()
 
 # %% ../../nbs/02_model/00_transformer.ipynb #195c7d22
+CHOICES = {"norm": ("rms", "plain", "layer"), "positions": ("rope", "learned"), "mlp": ("swiglu", "relu2", "gelu"), "qk_norm": ("none", "plain", "gain")}
+SWITCHES = ("tie_embeddings", "isolate_documents", "qkv_bias", "embed_norm", "zero_init", "value_embeddings", "input_skips")
+
+
 def _problems(c: ModelConfig) -> Iterator[tuple[str, str]]:
     "Pairs (key, what is wrong and what would work), in the order in which they should be repaired."
     whole = ("vocab_size", "d_model", "n_layers", "n_heads", "n_kv_heads", "max_seq_len")
-    for key in whole + ("d_ff", "loss_chunk"):
+    for key in whole + ("d_ff", "loss_chunk", "d_head"):
         value, low = getattr(c, key), 1 if key in whole else 0
         if isinstance(value, bool) or not isinstance(value, int) or value < low:
             yield key, f"{value!r} is not a whole number of {low} or more; nearest valid: {low}"
@@ -103,21 +133,28 @@ def _problems(c: ModelConfig) -> Iterator[tuple[str, str]]:
         yield "vocab_size", f"{c.vocab_size} leaves nothing to predict; nearest valid: 2"
     if c.d_model % 2:
         yield "d_model", f"{c.d_model} is odd, rotary positions turn pairs; nearest valid: {c.d_model + 1}"
-    if c.d_model % c.n_heads or c.head_dim % 2:
+    for key, known in CHOICES.items():
+        if getattr(c, key) not in known:
+            yield key, f"{getattr(c, key)!r} is not one of {', '.join(known)}{did_you_mean(str(getattr(c, key)), known)}"
+    if c.d_head % 2:
+        yield "d_head", f"{c.d_head} is odd, rotary positions turn pairs; nearest valid: {c.d_head + 1}"
+    if not c.d_head and (c.d_model % c.n_heads or c.head_dim % 2):
         near = _nearest_divisor(c.d_model // 2, c.n_heads)
         why = "leaves an odd head width in" if c.d_model % c.n_heads == 0 else "does not divide"
         yield "n_heads", f"{c.n_heads} {why} model.d_model {c.d_model}; nearest valid: {near}"
     if c.n_heads % c.n_kv_heads:
         near = _nearest_divisor(c.n_heads, c.n_kv_heads)
         yield "n_kv_heads", f"{c.n_kv_heads} does not divide model.n_heads {c.n_heads}; nearest valid: {near}"
-    for key in ("rope_theta", "norm_eps", "dropout", "init_std"):
+    for key in ("rope_theta", "norm_eps", "dropout", "init_std", "softcap"):
         if isinstance(getattr(c, key), bool) or not isinstance(getattr(c, key), (int, float)):
             yield key, f"{getattr(c, key)!r} is not a number"
-    for key in ("tie_embeddings", "isolate_documents"):
+    for key in SWITCHES:
         if not isinstance(getattr(c, key), bool):
             yield key, f"{getattr(c, key)!r} is neither true nor false"
     if not 0 <= c.dropout < 1:
         yield "dropout", f"{c.dropout} is outside [0, 1); nearest valid: {0.0 if c.dropout < 0 else 0.5}"
+    if not 0 <= c.softcap < math.inf:
+        yield "softcap", f"{c.softcap} is negative or infinite; 0 turns it off, 15 is usual"
     for key, default in (("rope_theta", 10000.0), ("norm_eps", 1e-5), ("init_std", 0.02)):
         if not 0 < getattr(c, key) < math.inf:
             yield key, f"{getattr(c, key)} is not a positive number; the default is {default}"
@@ -126,6 +163,20 @@ def _problems(c: ModelConfig) -> Iterator[tuple[str, str]]:
 def _check_config(c: ModelConfig) -> None:
     for key, problem in _problems(c):
         raise UsageError(f"model.{key}: {problem}")
+
+# %% ../../nbs/02_model/00_transformer.ipynb #ec4bf08a
+LAYOUTS: dict[str, dict] = {
+    "llama": {},
+    "nanogpt": {"norm": "layer", "positions": "learned", "mlp": "gelu", "d_ff": 0},
+    "fast": {"norm": "plain", "mlp": "relu2", "d_ff": 0, "qk_norm": "plain", "embed_norm": True, "zero_init": True, "softcap": 15.0, "norm_eps": 1e-6, "tie_embeddings": False},
+}
+
+
+def layout(name: str, **sizes) -> ModelConfig:
+    "The configuration of a named layout; `sizes` are fields of ModelConfig and win over it. UsageError for an unknown name."
+    if name not in LAYOUTS:
+        raise UsageError(f"layout {name!r}: not one of {', '.join(LAYOUTS)}{did_you_mean(name, LAYOUTS)}")
+    return ModelConfig.from_dict(LAYOUTS[name] | sizes)
 
 # %% ../../nbs/02_model/00_transformer.ipynb #8f25388e
 def rope_tables(position_ids: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -192,24 +243,34 @@ class KVCache:
 
 # %% ../../nbs/02_model/00_transformer.ipynb #3119d242
 class Attention(nn.Module):
-    "Causal self-attention with rotary positions and grouped key/value heads: [B, T, d_model] to the same."
+    """Causal self-attention with grouped key/value heads: [B, T, d_model] to the same.
+
+    values [B, T, n_kv_heads * head_dim]: added to the values (value embeddings), in blocks that have a `value_scale`.
+    """
 
     role = "block"
 
     def __init__(self, cfg: ModelConfig, layer: int):
         super().__init__()
         self.layer, self.n_heads, self.n_kv_heads = layer, cfg.n_heads, cfg.n_kv_heads
-        kv = cfg.n_kv_heads * cfg.head_dim
-        self.q = nn.Linear(cfg.d_model, cfg.d_model, bias=False)
-        self.k = nn.Linear(cfg.d_model, kv, bias=False)
-        self.v = nn.Linear(cfg.d_model, kv, bias=False)
-        self.o = nn.Linear(cfg.d_model, cfg.d_model, bias=False)
+        kv, inner = cfg.n_kv_heads * cfg.head_dim, cfg.n_heads * cfg.head_dim
+        self.q = nn.Linear(cfg.d_model, inner, bias=cfg.qkv_bias)
+        self.k = nn.Linear(cfg.d_model, kv, bias=cfg.qkv_bias)
+        self.v = nn.Linear(cfg.d_model, kv, bias=cfg.qkv_bias)
+        self.o = nn.Linear(inner, cfg.d_model, bias=False)
+        normed, gain = cfg.qk_norm != "none", cfg.qk_norm == "gain"
+        self.q_norm, self.k_norm = (nn.RMSNorm(cfg.head_dim, cfg.norm_eps, gain) if normed else nn.Identity() for _ in "qk")
+        self.value_scale = nn.Parameter(torch.ones(1)) if cfg.has_values(layer) else None
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor | None, cache: KVCache | None) -> Tensor:
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, mask: Tensor | None, cache: KVCache | None, values: Tensor | None = None) -> Tensor:
         B, T, _ = x.shape
-        q = rotate(self.q(x).view(B, T, self.n_heads, -1).transpose(1, 2), *rope)
-        k = rotate(self.k(x).view(B, T, self.n_kv_heads, -1).transpose(1, 2), *rope)
+        q = self.q_norm(self.q(x).view(B, T, self.n_heads, -1)).transpose(1, 2)
+        k = self.k_norm(self.k(x).view(B, T, self.n_kv_heads, -1)).transpose(1, 2)
         v = self.v(x).view(B, T, self.n_kv_heads, -1).transpose(1, 2)
+        if rope is not None:
+            q, k = rotate(q, *rope), rotate(k, *rope)
+        if values is not None:
+            v = v + self.value_scale * values.view(B, T, self.n_kv_heads, -1).transpose(1, 2)
         if cache is not None:
             k, v = cache.append(self.layer, k, v)
         if self.n_kv_heads < self.n_heads:
@@ -220,35 +281,54 @@ class Attention(nn.Module):
 
 # %% ../../nbs/02_model/00_transformer.ipynb #e75c2be7
 class MLP(nn.Module):
-    "SwiGLU (Shazeer, 2020): down(silu(gate(x)) * up(x)), [B, T, d_model] to the same through d_ff."
+    """[B, T, d_model] to the same through d_ff.
+
+    swiglu (Shazeer, 2020): down(silu(gate(x)) * up(x)); relu2 (So et al., 2021): down(relu(up(x))^2); gelu: down(gelu(up(x))).
+    """
 
     role = "block"
 
     def __init__(self, cfg: ModelConfig):
         super().__init__()
-        self.gate = nn.Linear(cfg.d_model, cfg.ff_dim, bias=False)
+        self.kind = cfg.mlp
+        if cfg.mlp == "swiglu":
+            self.gate = nn.Linear(cfg.d_model, cfg.ff_dim, bias=False)
         self.up = nn.Linear(cfg.d_model, cfg.ff_dim, bias=False)
         self.down = nn.Linear(cfg.ff_dim, cfg.d_model, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.silu(self.gate(x)) * self.up(x))
+        if self.kind == "swiglu":
+            return self.down(F.silu(self.gate(x)) * self.up(x))
+        return self.down(F.relu(self.up(x)).square() if self.kind == "relu2" else F.gelu(self.up(x)))
 
 
+def make_norm(cfg: ModelConfig) -> nn.Module:
+    "The norm of the residual stream, [..., d_model] to the same."
+    if cfg.norm == "layer":
+        return nn.LayerNorm(cfg.d_model, cfg.norm_eps, bias=False)
+    return nn.RMSNorm(cfg.d_model, cfg.norm_eps, cfg.norm == "rms")
+
+# %% ../../nbs/02_model/00_transformer.ipynb #b852347e
 class Block(nn.Module):
-    "Norm, attention, add; norm, MLP, add (Llama's pre-norm order)."
+    "Norm, attention, add; norm, MLP, add (Llama's pre-norm order). With input skips the stream is first mixed with the embedding `x0`."
 
     role = "block"
 
     def __init__(self, cfg: ModelConfig, layer: int):
         super().__init__()
         self.dropout = cfg.dropout
-        self.attention_norm = nn.RMSNorm(cfg.d_model, cfg.norm_eps)
+        self.attention_norm = make_norm(cfg)
         self.attention = Attention(cfg, layer)
-        self.mlp_norm = nn.RMSNorm(cfg.d_model, cfg.norm_eps)
+        self.mlp_norm = make_norm(cfg)
         self.mlp = MLP(cfg)
+        self.skip = nn.Parameter(torch.empty(2)) if cfg.input_skips else None
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor | None, cache: KVCache | None) -> Tensor:
-        x = x + F.dropout(self.attention(self.attention_norm(x), rope, mask, cache), self.dropout, self.training)
+    def forward(
+        self, x: Tensor, rope: tuple[Tensor, Tensor] | None, mask: Tensor | None, cache: KVCache | None, x0: Tensor | None = None, values: Tensor | None = None,
+    ) -> Tensor:
+        if self.skip is not None:
+            x = self.skip[0] * x + self.skip[1] * x0
+        x = x + F.dropout(self.attention(self.attention_norm(x), rope, mask, cache, values), self.dropout, self.training)
         return x + F.dropout(self.mlp(self.mlp_norm(x)), self.dropout, self.training)
 
 # %% ../../nbs/02_model/00_transformer.ipynb #a4d4fff7
@@ -286,18 +366,26 @@ class Tokens:
 
 @torch.no_grad()
 def initialise(model: Decoder, seed: int) -> None:
-    """Draw all weights in fp32 on the CPU: normal(0, init_std), norms 1, residual projections by 1/sqrt(2 n_layers)."""
+    """Draw all weights in fp32 on the CPU: normal(0, init_std), norms 1, biases 0, residual projections by 1/sqrt(2 n_layers), or 0 with zero_init.
+
+    Value embeddings start as large as the values that they join: init_std * sqrt(d_model). Input skips start at (1, 0.1).
+    """
     generator, cfg = torch.Generator().manual_seed(seed), model.cfg
     for name, p in model.named_parameters():
-        if p.ndim == 1:
-            p.fill_(1.0)
-            continue
-        std = cfg.init_std / math.sqrt(2 * cfg.n_layers) if name.endswith(("o.weight", "down.weight")) else cfg.init_std
-        p.copy_(torch.empty(p.shape).normal_(0.0, std, generator=generator))
+        writes = name.endswith(("o.weight", "down.weight"))
+        if name.endswith("skip"):
+            p.copy_(torch.tensor([1.0, 0.1]))
+        elif p.ndim == 1:
+            p.fill_(0.0 if name.endswith("bias") else 1.0)
+        elif cfg.zero_init and (writes or name == "head.weight"):
+            p.zero_()
+        else:
+            scale = math.sqrt(cfg.d_model) if name.startswith("values.") else 1 / math.sqrt(2 * cfg.n_layers) if writes else 1.0
+            p.copy_(torch.empty(p.shape).normal_(0.0, cfg.init_std * scale, generator=generator))
 
 # %% ../../nbs/02_model/00_transformer.ipynb #b1e87fd4
 class Decoder(nn.Module):
-    """Llama-layout language model.
+    """Language model; the layout is Llama's unless the configuration says otherwise.
 
     `hidden(batch)` gives [B, T, d_model], `logits(hidden)` gives [..., vocab_size], `loss(batch)` (sum, n_valid).
     Calling the module is calling `loss`, so that wrappers such as DDP see it. Parameters are made in fp32 on the CPU.
@@ -309,15 +397,28 @@ class Decoder(nn.Module):
         self.cfg = replace(cfg).validate()
         with torch.device("meta"):  # no draw from the global generator, no memory yet
             self.embedding = nn.Embedding(cfg.vocab_size, cfg.d_model)
+            self.positions = nn.Embedding(cfg.max_seq_len, cfg.d_model) if cfg.positions == "learned" else None
+            self.values = nn.ModuleDict({str(i): nn.Embedding(cfg.vocab_size, cfg.n_kv_heads * cfg.head_dim) for i in range(cfg.n_layers) if cfg.has_values(i)})
+            self.embed_norm = nn.RMSNorm(cfg.d_model, cfg.norm_eps, False) if cfg.embed_norm else nn.Identity()
             self.blocks = nn.ModuleList(Block(cfg, i) for i in range(cfg.n_layers))
-            self.norm = nn.RMSNorm(cfg.d_model, cfg.norm_eps)
+            self.norm = make_norm(cfg)
             self.head = None if cfg.tie_embeddings else nn.Linear(cfg.d_model, cfg.vocab_size, bias=False)
         self.activation_checkpointing = False  # a way of computing and no part of the shape: the trainer sets it
         self.to_empty(device="cpu")
         initialise(self, seed)
         for name, module in self.named_modules():
-            kind = {nn.Embedding: "embedding", nn.RMSNorm: "norm"}.get(type(module))
+            kind = {nn.Embedding: "embedding", nn.RMSNorm: "norm", nn.LayerNorm: "norm"}.get(type(module))
             module.role = kind or ("head" if name == "head" else "block")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        "Of the first parameter that is a floating-point number."
+        return next((p.dtype for p in self.parameters() if p.is_floating_point()), torch.float32)
+
+    @property
+    def device(self) -> torch.device:
+        "Where the first parameter or buffer lies."
+        return next(t.device for tensors in (self.parameters(), self.buffers()) for t in tensors)
 
     def hidden(self, batch: Tensor | Tokens, cache: KVCache | None = None) -> Tensor:
         """Last hidden states [B, T, d_model], normed. `batch`: token ids [B, T] or any object with the fields of Tokens.
@@ -328,17 +429,24 @@ class Decoder(nn.Module):
         ids, positions, documents = _inputs(self.cfg, batch, cache)
         mask = attention_mask(documents) if cache is None else _cache_mask(documents, ids, cache)
         x = self.embedding(ids)
-        rope = rope_tables(positions, self.cfg.head_dim, self.cfg.rope_theta, x.dtype)
+        if self.positions is not None:
+            x = x + self.positions(positions)
+        rope = rope_tables(positions, self.cfg.head_dim, self.cfg.rope_theta, x.dtype) if self.positions is None else None
+        x = x0 = self.embed_norm(x)
         again = self.activation_checkpointing and self.training and cache is None
-        for block in self.blocks:
-            x = checkpoint(block, x, rope, mask, None, use_reentrant=False) if again else block(x, rope, mask, cache)
+        for i, block in enumerate(self.blocks):
+            values = self.values[str(i)](ids) if str(i) in self.values else None
+            x = checkpoint(block, x, rope, mask, None, x0, values, use_reentrant=False) if again else block(x, rope, mask, cache, x0, values)
         if cache is not None:
             cache.length += ids.shape[1]
         return self.norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        "Scores of the next token, [..., vocab_size] for hidden [..., d_model]."
-        return F.linear(hidden, self.embedding.weight) if self.head is None else self.head(hidden)
+        "Scores of the next token, [..., vocab_size] for hidden [..., d_model]; with a softcap in fp32 or fp64."
+        z = F.linear(hidden, self.embedding.weight) if self.head is None else self.head(hidden)
+        if not self.cfg.softcap:
+            return z
+        return self.cfg.softcap * torch.tanh(z.to(torch.promote_types(z.dtype, torch.float32)) / self.cfg.softcap)
 
     def loss(self, batch: Tokens, reduction: str = "sum") -> tuple[Tensor, Tensor]:
         """Cross-entropy in nats, summed and not averaged, and the number of labels that count (int64).
@@ -383,14 +491,16 @@ def _cache_mask(documents: Tensor | None, ids: Tensor, cache: KVCache) -> Tensor
 
 # %% ../../nbs/02_model/00_transformer.ipynb #68a8e60b
 def parameters_by_formula(cfg: ModelConfig) -> dict[str, int]:
-    "Number of parameters by part: embedding, attention, mlp, norm, head (0 if tied), total."
-    kv = cfg.n_kv_heads * cfg.head_dim
+    "Number of parameters by part: embedding (with positions and value embeddings), attention, mlp, norm (with single scales), head (0 if tied), total."
+    kv, inner, d = cfg.n_kv_heads * cfg.head_dim, cfg.n_heads * cfg.head_dim, cfg.d_model
+    gains = 0 if cfg.norm == "plain" else (2 * cfg.n_layers + 1) * d
+    tables = sum(cfg.has_values(i) for i in range(cfg.n_layers))
     parts = {
-        "embedding": cfg.vocab_size * cfg.d_model,
-        "attention": cfg.n_layers * 2 * cfg.d_model * (cfg.d_model + kv),
-        "mlp": cfg.n_layers * 3 * cfg.d_model * cfg.ff_dim,
-        "norm": (2 * cfg.n_layers + 1) * cfg.d_model,
-        "head": 0 if cfg.tie_embeddings else cfg.vocab_size * cfg.d_model,
+        "embedding": cfg.vocab_size * d + (cfg.max_seq_len * d if cfg.positions == "learned" else 0) + tables * cfg.vocab_size * kv,
+        "attention": cfg.n_layers * (2 * d * (inner + kv) + (inner + 2 * kv if cfg.qkv_bias else 0)),
+        "mlp": cfg.n_layers * (3 if cfg.mlp == "swiglu" else 2) * d * cfg.ff_dim,
+        "norm": gains + (2 * cfg.n_layers * cfg.head_dim if cfg.qk_norm == "gain" else 0) + tables + (2 * cfg.n_layers if cfg.input_skips else 0),
+        "head": 0 if cfg.tie_embeddings else cfg.vocab_size * d,
     }
     return parts | {"total": sum(parts.values())}
 
@@ -403,8 +513,8 @@ def flops_by_part(cfg: ModelConfig, seq_len: int) -> dict[str, int]:
     """
     p = parameters_by_formula(cfg)
     parts = {
-        "projections": 2 * p["attention"],
-        "scores": 4 * cfg.n_layers * seq_len * cfg.d_model,
+        "projections": 4 * cfg.n_layers * cfg.d_model * cfg.head_dim * (cfg.n_heads + cfg.n_kv_heads),
+        "scores": 4 * cfg.n_layers * seq_len * cfg.n_heads * cfg.head_dim,
         "mlp": 2 * p["mlp"],
         "head": 2 * cfg.vocab_size * cfg.d_model,
     }
