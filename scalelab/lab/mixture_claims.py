@@ -113,7 +113,7 @@ def claim_curriculum(corpus: Corpus, data: Path, seeds: Sequence[int], report: C
 
     logs = {"uniform": ordered((1, 1, 1), (1, 1, 1), samples), "easy to hard": ordered((4, 2, 1), (1, 2, 4), samples), "hard to easy": ordered((1, 2, 4), (4, 2, 1), samples)}
     arms = {name: (lambda seed, log=log: unit_run(train, valid, unit, seed, log)) for name, log in logs.items()}
-    arms["by loss"] = lambda seed: unit_run(train, valid, unit, seed, logs["uniform"], watch=resample)
+    arms["by loss"] = lambda seed: unit_run(train, valid, unit, seed, ControlLog(logs["uniform"].entries[:1]), watch=resample)
     results = run_grid(arms, seeds, corpus.work / "B-curr.jsonl", report)
     bpb = {n: pick(r, "bits_per_byte", "valid") for n, r in results.items()}
     diff = {n: paired(bpb["uniform"], bpb[n]) for n in bpb if n != "uniform"}

@@ -25,7 +25,7 @@ from ..data.shards import Shards, ShardWriter
 from ..data.stream import Batch, Stream
 from ..model.transformer import Decoder, ModelConfig
 from ..trainer.evaluation import evaluate
-from ..trainer.optim import OptimConfig, build_optimizer, clip_gradients, global_norm
+from ..trainer.optim import OptimConfig, build_optimizer, clip_gradients, global_norm, set_rate
 from ..trainer.schedule import ScheduleConfig, lr_ratio
 
 # %% auto #0
@@ -79,8 +79,7 @@ def unit_run(
         (loss / n).backward()
         norms.append(float(global_norm([p.grad for p in model.parameters()])))
         clip_gradients(model.parameters(), norms[-1], 1.0)
-        for group in optimizer.param_groups:
-            group["lr"] = unit.lr * lr_ratio(step, unit.steps, schedule)
+        set_rate(optimizer, unit.lr * lr_ratio(step, unit.steps, schedule))
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         losses.append(float(loss.detach() / n))

@@ -35,7 +35,7 @@ from ..precision.policy import POLICIES, apply_policy, autocast_for
 from . import inject
 from .checkpoint import TrainState, find_checkpoints, move_pointer, newest_good, prune, read_manifest, resolve, restore, save_checkpoint, sweep
 from .evaluation import evaluate
-from .optim import adamw_update_norm, build_optimizer, clip_gradients, global_norm
+from .optim import build_optimizer, clip_gradients, global_norm, set_rate, update_norm
 from .schedule import lr_ratio
 from .settings import TrainConfig, check_resume, describe, dry_run, is_foreign, translate, validate
 
@@ -133,14 +133,13 @@ def update(t: Trainer, step: int) -> dict:
     parameters = list(unwrap(t.model).parameters())
     norm = global_norm([p.grad for p in parameters])
     lr = t.cfg.optim.lr * lr_ratio(step, t.cfg.trainer.steps, t.cfg.schedule) * (100 if t.faults.at("lr_spike", step) else 1)
-    for group in t.optimizer.param_groups:
-        group["lr"] = lr
+    set_rate(t.optimizer, lr)
     finite = agree_finite(t.world, math.isfinite(norm))
     moved, clipped = 0.0, False
     if finite:
         clipped = clip_gradients(parameters, norm, t.cfg.optim.clip)
         t.optimizer.step()
-        moved = adamw_update_norm(t.optimizer)
+        moved = update_norm(t.optimizer)
         inject.after_update(t.faults, step, unwrap(t.model), t.world.rank == t.world.world_size - 1 and t.world.world_size > 1)
     return {"lr": lr, "grad_norm": norm, "clipped": clipped, "param_norm": global_norm(parameters), "update_norm": moved, "skipped": not finite}
 

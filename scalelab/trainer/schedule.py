@@ -12,7 +12,7 @@ from typing import Literal
 from ..core.config import UsageError
 
 # %% auto #0
-__all__ = ['ScheduleConfig', 'lr_ratio', 'sqrt_batch_lr']
+__all__ = ['ScheduleConfig', 'lr_ratio', 'sqrt_batch_lr', 'mup_scales']
 
 # %% ../../nbs/05_trainer/01_schedule.ipynb #b4e64dcd
 @dataclass
@@ -20,16 +20,20 @@ class ScheduleConfig:
     """Learning rate as a share of optim.lr.
 
     Args:
-        kind: cosine, wsd (warm-up, stable, decay: a trapezoid), or constant after the warm-up
+        kind: cosine, wsd (warm-up, stable, decay: a trapezoid), step (falls at equal distances), or constant after the warm-up
         warmup_steps: linear rise from lr / warmup_steps to lr
         min_ratio: the rate of the last step as a share of the peak
         decay_steps: wsd only, length of the linear fall; 0 means a fifth of the run
+        drops: step only, number of falls
+        drop: step only, factor of each fall; the rate stays above min_ratio
     """
 
-    kind: Literal["cosine", "wsd", "constant"] = "cosine"
+    kind: Literal["cosine", "wsd", "step", "constant"] = "cosine"
     warmup_steps: int = 20
     min_ratio: float = 0.1
     decay_steps: int = 0
+    drops: int = 2
+    drop: float = 0.1
 
     def validate(self, steps: int) -> None:
         "Raises UsageError if the pieces don't fit into `steps` steps."
@@ -39,6 +43,8 @@ class ScheduleConfig:
             raise UsageError(f"schedule.min_ratio: {self.min_ratio} is outside [0, 1]")
         if not 0 <= self.decay_steps <= steps - self.warmup_steps:
             raise UsageError(f"schedule.decay_steps: {self.decay_steps} does not fit into the {steps - self.warmup_steps} steps after the warm-up")
+        if self.drops < 1 or not 0 < self.drop <= 1:
+            raise UsageError(f"schedule.drops: {self.drops} must be at least 1 and schedule.drop {self.drop} in (0, 1]")
 
 # %% ../../nbs/05_trainer/01_schedule.ipynb #30a68b08
 def lr_ratio(step: int, steps: int, cfg: ScheduleConfig) -> float:
@@ -47,6 +53,9 @@ def lr_ratio(step: int, steps: int, cfg: ScheduleConfig) -> float:
         return max(step, 0) / cfg.warmup_steps
     if cfg.kind == "constant":
         return 1.0
+    if cfg.kind == "step":
+        stage = (step - cfg.warmup_steps - 1) * (cfg.drops + 1) // max(1, steps - cfg.warmup_steps)
+        return max(cfg.min_ratio, cfg.drop ** min(stage, cfg.drops))
     if cfg.kind == "cosine":
         done = min(1.0, (step - cfg.warmup_steps) / max(1, steps - cfg.warmup_steps))
         return cfg.min_ratio + (1 - cfg.min_ratio) * 0.5 * (1 + math.cos(math.pi * done))
@@ -58,3 +67,15 @@ def lr_ratio(step: int, steps: int, cfg: ScheduleConfig) -> float:
 def sqrt_batch_lr(batch_size: int, base_lr: float = 3e-4, base_batch: int = 1024) -> float:
     "Peak rate scaled with the square root of the batch (sequences). Assumes an Adam-like optimizer whose gradient is mostly noise."
     return base_lr * math.sqrt(batch_size / base_batch)
+
+# %% ../../nbs/05_trainer/01_schedule.ipynb #abadbc55
+def mup_scales(d_model: int, base_width: int) -> dict[str, float]:
+    """What muP changes when a model of width `base_width` becomes `d_model` wide: multiples for `optim.matrix_scale`, `optim.head_scale`, `optim.embedding_scale` and `model.init_std`.
+
+    Assumes an Adam-like optimizer, untied head, heads of constant width with scores divided by the root of it (the score's scale is not changed here),
+    and an `init_std` that was right at `base_width`. Yang et al. 2021 (arXiv:2203.03466), table 8.
+    """
+    if d_model < 1 or base_width < 1:
+        raise UsageError(f"muP: widths {d_model} and {base_width} must be at least 1")
+    w = d_model / base_width
+    return {"matrix_scale": 1 / w, "head_scale": 1 / w, "embedding_scale": 1.0, "init_std": w**-0.5}
