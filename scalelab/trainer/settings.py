@@ -162,7 +162,7 @@ FREE_KEYS = (
 
 def check_resume(old: dict, new: dict, where: str) -> list[str]:
     "Keys that changed and may; UsageError naming the keys that changed and may not. old, new: nested configurations."
-    a, b = flatten(old), flatten(new)
+    a, b = flatten(TrainConfig().to_dict()) | flatten(old), flatten(new)  # a key that an earlier version had not means its default
     changed = sorted(k for k in set(a) | set(b) if a.get(k) != b.get(k))
     frozen = [k for k in changed if k not in FREE_KEYS]
     if frozen:
