@@ -5,19 +5,22 @@
 # %% ../../nbs/01_data/13_dedup.ipynb #e14b35b7
 from __future__ import annotations
 
-import functools
+import math
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import xxhash
 
-from ..core.config import UsageError, did_you_mean, progress
+from ..core.config import UsageError, did_you_mean
+from .candidates import SetCache
+from .index import cluster_labels, near_duplicates
+from .sketch import Signer, jaccard, shingles
 
 # %% auto #0
-__all__ = ['KEEP_POLICIES', 'content_hash', 'shingles', 'jaccard', 'Sketches', 'signature', 'sketch', 'collision_probability',
-           'lsh_bands', 'NearIndex', 'Duplicate', 'DedupResult', 'find_duplicates', 'near_clusters']
+__all__ = ['KEEP_POLICIES', 'content_hash', 'Sketches', 'sketch', 'preference', 'Duplicate', 'DedupResult', 'find_duplicates',
+           'NearIndex', 'near_clusters']
 
 # %% ../../nbs/01_data/13_dedup.ipynb #2a09f547
 def content_hash(text: str) -> bytes:
@@ -26,151 +29,61 @@ def content_hash(text: str) -> bytes:
     return xxhash.xxh3_128_digest(plain.encode("utf-8", "surrogatepass"))
 
 # %% ../../nbs/01_data/13_dedup.ipynb #0d6bb543
-_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
-
-
-def shingles(text: str, n: int = 5) -> np.ndarray:
-    """Sorted distinct hashes (uint64) of the character n-grams of `text`, after NFC and without white space.
-
-    A text shorter than `n` is one shingle of its own length; an empty one has none. Time is linear in the text
-    whatever it holds (a token of 50,000 letters too).
-    """
-    plain = "".join(unicodedata.normalize("NFC", text).split())
-    code = np.frombuffer(plain.encode("utf-32-le", "surrogatepass"), np.uint32).astype(np.uint64)
-    n = min(n, len(code))
-    if n == 0:
-        return np.empty(0, np.uint64)
-    count = len(code) - n + 1
-    value = code[:count] * _MULTIPLIER
-    for i in range(1, n):
-        value += code[i : i + count]
-        value *= _MULTIPLIER
-    return np.unique(value)
-
-# %% ../../nbs/01_data/13_dedup.ipynb #d1d775c2
-def jaccard(a: np.ndarray, b: np.ndarray) -> float:
-    "Exact |A and B| / |A or B| of two sorted arrays without repetition; two empty sets are equal (1.0)."
-    if len(a) == 0 and len(b) == 0:
-        return 1.0
-    common = len(np.intersect1d(a, b, assume_unique=True))
-    return common / (len(a) + len(b) - common)
-
-# %% ../../nbs/01_data/13_dedup.ipynb #594327f4
 @dataclass
 class Sketches:
-    """MinHash signatures of a list of texts: `values` uint32 [n, num_perm], `sizes` int64 [n] (distinct shingles).
+    """Sketch values of a list of texts: uint32 [n, num_perm], made with `seed`.
 
-    512 bytes a document whatever its length; `seed` chose the permutations (those of datasketch for that seed).
+    The share of equal values of two texts estimates their Jaccard similarity.
     """
 
     values: np.ndarray
-    sizes: np.ndarray
     seed: int = 1
 
+    def signer(self, threshold: float, recall: float) -> Signer:
+        "The signer that cuts these values into bands for `threshold` and `recall`."
+        return Signer(threshold, recall, self.values.shape[1], self.seed)
 
-@functools.lru_cache(maxsize=8)
-def _permutations(num_perm: int, seed: int) -> np.ndarray:
-    from datasketch import MinHash
-
-    pair = np.asarray(MinHash(num_perm=num_perm, seed=seed).permutations)
-    if pair.dtype != np.uint32:
-        raise UsageError("deduplication needs datasketch 2.0 or newer (32-bit permutations): pip install -U datasketch")
-    return pair
+    def columns(self, threshold: float, recall: float) -> Callable[[int], np.ndarray]:
+        "Band hashes by band, uint64 [n] each."
+        hashes = self.signer(threshold, recall).band_hashes(self.values)
+        return lambda b: hashes[:, b]
 
 
-def signature(hashes: np.ndarray, num_perm: int = 128, seed: int = 1, block: int = 4096) -> np.ndarray:
-    """MinHash signature uint32 [num_perm] of shingle hashes: what datasketch gives for their upper halves.
-
-    An empty set keeps the largest value everywhere. Memory is num_perm * block * 4 bytes whatever the length.
-    """
-    a, b = _permutations(num_perm, seed)[:, :, None]
-    h = (hashes >> np.uint64(32)).astype(np.uint32)
-    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):  # MurmurHash3's finaliser, as datasketch mixes
-        h = (h ^ (h >> np.uint32(shift))) * np.uint32(factor)
-    h ^= h >> np.uint32(16)
-    out = np.full(num_perm, 0xFFFFFFFF, np.uint32)
-    for start in range(0, len(h), block):
-        np.minimum(out, (a * h[start : start + block] + b).min(axis=1), out=out)
-    return out
-
-# %% ../../nbs/01_data/13_dedup.ipynb #7917236d
 def sketch(texts: Sequence[str], num_perm: int = 128, seed: int = 1) -> Sketches:
-    "MinHash signatures of `texts`, with a progress bar. Both functions below take the result, so it is made once."
-    values = np.empty((len(texts), num_perm), np.uint32)
-    sizes = np.zeros(len(texts), np.int64)
-    for i, text in enumerate(progress(texts, total=len(texts), desc="minhash", unit="doc")):
-        hashes = shingles(text)
-        values[i], sizes[i] = signature(hashes, num_perm, seed), len(hashes)
-    return Sketches(values, sizes, seed)
+    "Sketches of `texts`, for `find_duplicates` and `near_clusters`."
+    return Sketches(Signer(num_perm=num_perm, seed=seed).bins(texts), seed)
 
-# %% ../../nbs/01_data/13_dedup.ipynb #602c78b8
-def collision_probability(j: float | np.ndarray, bands: int, rows: int) -> float | np.ndarray:
-    "Probability that two sets of Jaccard similarity `j` agree in at least one of `bands` bands of `rows` values."
-    return 1 - (1 - np.asarray(j, dtype=float) ** rows) ** bands
+# %% ../../nbs/01_data/13_dedup.ipynb #49ebccde
+KEEP_POLICIES = ("longest", "first", "newest", "best")
 
 
-def lsh_bands(threshold: float = 0.8, recall: float = 0.999, num_perm: int = 128) -> tuple[int, int]:
-    """(bands, rows) with the longest bands that still find a pair at `threshold` with probability `recall`.
+def preference(docs: Sequence[dict], keep: str) -> list[int]:
+    """Positions in the order in which documents claim a place.
 
-    Raises UsageError when no setting of `num_perm` values reaches it.
+    keep: "longest" (characters other than white space), "first" (input order), "newest" (`year`, then longest) or
+    "best" (`quality`, a number, then longest). Raises UsageError for another word.
     """
-    if not 0 < threshold <= 1:
-        raise UsageError(f"dedup threshold must be in (0, 1], got {threshold}: 0.8 is usual, 1 removes equal sets only")
-    for rows in range(num_perm // 2, 0, -1):
-        if collision_probability(threshold, num_perm // rows, rows) >= recall:
-            return num_perm // rows, rows
-    raise UsageError(f"{num_perm} permutations can't reach recall {recall} at threshold {threshold}: lower the recall")
-
-# %% ../../nbs/01_data/13_dedup.ipynb #efd6575a
-class NearIndex:
-    """A datasketch MinHash LSH index over `texts` that answers with verified neighbours.
-
-    .add(i) puts document i in; .partners(i) yields (j, exact jaccard) for indexed documents with J >= threshold.
-    .candidates and .verified count the pairs that LSH proposed and that passed.
-    """
-
-    def __init__(self, texts: Sequence[str], sketches: Sketches, threshold: float, recall: float = 0.999):
-        from datasketch import MinHash, MinHashLSH
-
-        num_perm = sketches.values.shape[1]
-        bands = lsh_bands(threshold, recall, num_perm)
-        self.texts, self.sketches, self.threshold = texts, sketches, threshold
-        self.margin = 4.5 * (threshold * (1 - threshold) / num_perm) ** 0.5
-        self.candidates = self.verified = 0
-        self._lsh = MinHashLSH(threshold=threshold, num_perm=num_perm, params=bands)
-        self._probe = MinHash(num_perm=num_perm, seed=sketches.seed)  # one object, refilled: making one costs 0.1 ms
-        self._set = functools.lru_cache(maxsize=64)(lambda i: shingles(texts[i]))
-
-    def _minhash(self, i: int):
-        self._probe.hashvalues = self.sketches.values[i]
-        return self._probe
-
-    def add(self, i: int) -> None:
-        "Put document i into the index."
-        if self.sketches.sizes[i]:  # an empty set is like nothing, not like every other empty set
-            self._lsh.insert(i, self._minhash(i), check_duplication=False)
-
-    def proposals(self, i: int) -> np.ndarray:
-        "Positions that share a band with document i, sorted, itself left out, before any judgement."
-        found = self._lsh.query(self._minhash(i)) if self.sketches.sizes[i] else []
-        return np.array(sorted(j for j in found if j != i), dtype=np.int64)
-
-    def partners(self, i: int, skip=lambda j: False) -> Iterator[tuple[int, float]]:
-        "Yield (j, exact J) of indexed documents with J >= threshold to document i; `skip(j)` leaves one out unjudged."
-        found = self.proposals(i)
-        self.candidates += len(found)
-        size = self.sketches.sizes
-        found = found[np.minimum(size[found], size[i]) >= self.threshold * np.maximum(size[found], size[i])]
-        alike = (self.sketches.values[found] == self.sketches.values[i]).mean(axis=1)
-        for j in found[alike >= self.threshold - self.margin].tolist():
-            if not skip(j) and (similarity := jaccard(self._set(i), self._set(j))) >= self.threshold:
-                self.verified += 1
-                yield j, similarity
-
-# %% ../../nbs/01_data/13_dedup.ipynb #3bf314b2
-KEEP_POLICIES = ("longest", "first", "newest")
+    if keep not in KEEP_POLICIES:
+        hint = did_you_mean(keep, KEEP_POLICIES)
+        raise UsageError(f"dedup keep={keep!r}: expected one of {', '.join(KEEP_POLICIES)}{hint}")
+    if keep == "first":
+        return list(range(len(docs)))
+    rank = [0.0] * len(docs)
+    if keep != "longest":
+        rank = [_number(d.get("year" if keep == "newest" else "quality")) for d in docs]
+    length = [len("".join(d["text"].split())) for d in docs]
+    return sorted(range(len(docs)), key=lambda i: (-rank[i], -length[i], i))
 
 
+def _number(value) -> float:
+    "The value as a number; minus infinity for what is none."
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return -math.inf
+    return -math.inf if math.isnan(number) else number
+
+# %% ../../nbs/01_data/13_dedup.ipynb #2970d959
 @dataclass(frozen=True)
 class Duplicate:
     "`id` was removed because `of`, which is kept, says the same; `kind` is exact or near, `jaccard` is exact."
@@ -185,7 +98,7 @@ class Duplicate:
 class DedupResult:
     """What `find_duplicates` decided. `rows` are the kept positions in input order, `keep` their ids.
 
-    `pairs` lists verified near pairs (id, id of a kept document, jaccard); `candidates` counts what LSH proposed.
+    `pairs` lists the near pairs decided by (id, id of a kept document, jaccard); `candidates` counts the pairs judged.
     """
 
     keep: list[str]
@@ -202,46 +115,26 @@ class DedupResult:
         return out
 
 
-def _preference(docs: Sequence[dict], keep: str) -> list[int]:
-    "Positions in the order in which documents claim a place."
-    if keep not in KEEP_POLICIES:
-        hint = did_you_mean(keep, KEEP_POLICIES)
-        raise UsageError(f"dedup keep={keep!r}: expected one of {', '.join(KEEP_POLICIES)}{hint}")
-    if keep == "first":
-        return list(range(len(docs)))
-    length = [len("".join(d["text"].split())) for d in docs]  # blanks must not win a place
-    year = [0] * len(docs)
-    if keep == "newest":
-        year = [int(y) if str(y := d.get("year")).lstrip("-").isdecimal() else -(10**9) for d in docs]
-    return sorted(range(len(docs)), key=lambda i: (-year[i], -length[i], i))
-
-# %% ../../nbs/01_data/13_dedup.ipynb #111bbf08
 def find_duplicates(
     docs: Sequence[dict], threshold: float = 0.8, keep: str = "longest", seed: int = 1, sketches: Sketches | None = None
 ) -> DedupResult:
     """Exact and near duplicates among `docs` (dicts with `id` and `text`), every near pair verified by exact Jaccard.
 
-    keep: which of a group stays, "longest", "first" (input order) or "newest" (largest `year`, then longest).
+    keep: which of a group stays, see `preference`. The same decision as `near_duplicates`, for a corpus in memory.
     A pair at the threshold escapes with probability below 0.001 (LSH); none is removed without a kept partner.
     Raises UsageError for an unknown policy or a threshold outside (0, 1].
     """
-    texts = [d["text"] for d in docs]
-    order = _preference(docs, keep)
+    signer = sketches.signer(threshold, 0.999) if sketches else Signer(threshold, seed=seed)
+    order = preference(docs, keep)
     first: dict[bytes, int] = {}
-    twin = {i: first.setdefault(content_hash(texts[i]), i) for i in order}  # its exact twin, or itself
-    sketches = sketches or sketch(texts, seed=seed)
-    index = NearIndex(texts, sketches, threshold)
-    near: dict[int, tuple[int, float]] = {}
-    result = DedupResult([], [], [])
-    for i in progress(order, total=len(order), desc="near duplicates", unit="doc"):
-        if twin[i] != i:
-            continue
-        partners = list(index.partners(i))
-        if partners:
-            near[i] = max(partners, key=lambda p: (p[1], -p[0]))
-            result.pairs += [(docs[i]["id"], docs[j]["id"], s) for j, s in partners]
-        else:
-            index.add(i)
+    twin = {i: first.setdefault(content_hash(docs[i]["text"]), i) for i in order}  # its exact twin, or itself
+    roots = list(first.values())
+    texts = [docs[i]["text"] for i in roots]
+    signed = signer.band_hashes(sketches.values[roots]) if sketches else signer.sign_batch(texts)
+    found = near_duplicates(lambda b: signed[:, b], len(roots), np.arange(len(roots)), texts.__getitem__, threshold, signer)
+    near = {roots[k]: (roots[found.of[k]], float(found.jaccard[k])) for k in np.flatnonzero(found.of >= 0)}
+    pairs = [(docs[i]["id"], docs[j]["id"], s) for i, (j, s) in near.items()]
+    result = DedupResult([], [], [], pairs, found.candidates)
     for i, doc in enumerate(docs):
         root = twin[i]
         if root in near:  # a twin of a near duplicate goes the same way: its partner must be a document that stays
@@ -252,8 +145,41 @@ def find_duplicates(
         else:
             result.rows.append(i)
     result.keep = [docs[i]["id"] for i in result.rows]
-    result.candidates = index.candidates
     return result
+
+# %% ../../nbs/01_data/13_dedup.ipynb #7872e325
+class NearIndex:
+    """Texts by their bands, in memory, that answers with verified neighbours.
+
+    .add(i) puts text i in; .partners(i) yields (j, exact jaccard) for indexed texts with J >= threshold.
+    .candidates and .verified count the pairs that shared a band and those that passed.
+    """
+
+    def __init__(self, texts: Sequence[str], sketches: Sketches, threshold: float, recall: float = 0.999):
+        self.threshold, self.candidates, self.verified = threshold, 0, 0
+        self._bands = sketches.signer(threshold, recall).band_hashes(sketches.values).tolist()
+        self._sets = SetCache(texts.__getitem__, len(texts))
+        self._members: list[dict[int, list[int]]] = [{} for _ in range(sketches.signer(threshold, recall).bands)]
+
+    def add(self, i: int) -> None:
+        "Put text i into the index."
+        for members, value in zip(self._members, self._bands[i]):
+            if value:  # a text without a shingle is like nothing, not like every other such text
+                members.setdefault(value, []).append(i)
+
+    def proposals(self, i: int) -> list[int]:
+        "Indexed texts that share a band with text i, sorted, itself left out, before any judgement."
+        met = (members.get(value, ()) for members, value in zip(self._members, self._bands[i]))
+        return sorted(set().union(*met) - {i})
+
+    def partners(self, i: int) -> Iterator[tuple[int, float]]:
+        "Yield (j, exact J) of indexed texts with J >= threshold to text i."
+        found = self.proposals(i)
+        self.candidates += len(found)
+        for j in found:
+            if (similarity := self._sets.alike(i, j, self.threshold)) >= self.threshold:
+                self.verified += 1
+                yield j, similarity
 
 # %% ../../nbs/01_data/13_dedup.ipynb #9011adf1
 def near_clusters(
@@ -265,17 +191,6 @@ def near_clusters(
     In a split that keeps clusters whole, a pair with J >= 0.8 lies across with a chance of 5e-8 (32 bands of 4).
     """
     texts = [d["text"] for d in docs]
-    index = NearIndex(texts, sketches or sketch(texts, seed=seed), threshold, recall)
-    parent = np.arange(len(texts))
-
-    def root(i: int) -> int:
-        while parent[i] != i:
-            parent[i] = i = parent[parent[i]]  # path halving keeps trees flat
-        return int(i)
-
-    for i in progress(range(len(texts)), total=len(texts), desc="clusters", unit="doc"):
-        for j, _ in index.partners(i, skip=lambda j: root(j) == root(i)):
-            low, high = sorted((root(i), root(j)))
-            parent[high] = low
-        index.add(i)
-    return np.array([root(i) for i in range(len(texts))], dtype=np.int64)
+    sketches = sketches or sketch(texts, seed=seed)
+    signer = sketches.signer(threshold, recall)
+    return cluster_labels(sketches.columns(threshold, recall), len(texts), texts.__getitem__, threshold, signer)
