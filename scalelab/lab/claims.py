@@ -27,6 +27,7 @@ EXPERIMENTS: dict[str, tuple[str, str, int]] = {  # id: where, folder of the ver
     "A-dup-train": ("scalelab.lab.cleaning_claims:claim_dup", "01_data", 5),
     "A-dupvar": ("scalelab.lab.cleaning_claims:claim_dupvar", "01_data", 9),
     "A-q995": ("scalelab.lab.cleaning_claims:claim_q995", "01_data", 6),
+    "B-strict": ("scalelab.lab.cleaning_claims:claim_strict", "01_data", 8),
     "B-mix": ("scalelab.lab.mixture_claims:claim_mix", "01_data", 11),
     "B-curr": ("scalelab.lab.mixture_claims:claim_curriculum", "01_data", 11),
     "A-fresh-train": ("scalelab.lab.mixture_claims:claim_fresh", "01_data", 5),
