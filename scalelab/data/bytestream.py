@@ -12,18 +12,25 @@ import json
 import math
 import re
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import zstandard
 
+from . import encodings, storage
+
 # %% auto #0
-__all__ = ['MAX_LINE', 'SURROGATE', 'NOT_FINITE', 'BrokenFile', 'read_pieces', 'as_utf8', 'split_lines', 'tidy', 'parse_objects',
-           'json_line']
+__all__ = ['EXPAND_LIMIT', 'EXPAND_FLOOR', 'MAX_LINE', 'SURROGATE', 'MAX_DEPTH', 'NOT_FINITE', 'BrokenFile', 'file_name',
+           'raw_pieces', 'read_pieces', 'as_utf8', 'split_lines', 'tidy', 'parse_objects', 'json_line']
 
 # %% ../../nbs/01_data/00_bytestream.ipynb #169a438d
-MAX_LINE = 1 << 28  # bytes of one line or one text file, 256 MiB: more is no document, and would break the promise of flat memory
+EXPAND_LIMIT = 1000  # times a compressed file may grow, beyond its first EXPAND_FLOOR bytes
+EXPAND_FLOOR = 1 << 26
+MAX_LINE = (
+    1 << 28
+)  # bytes of one line or one text file, 256 MiB: more is no document, and would break the promise of flat memory
 
 
 class BrokenFile(Exception):
@@ -39,29 +46,59 @@ class BrokenFile(Exception):
 
 # %% ../../nbs/01_data/00_bytestream.ipynb #7e281c39
 _MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+_ARCHIVES = {
+    b"PK\x03\x04": "a zip archive",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ\0": "xz",
+    b"7z\xbc\xaf": "a 7z archive",
+    b"Rar!": "a rar archive",
+}
 
 
-def read_pieces(path: Path, warn: Callable[[str], None]) -> Iterator[bytes]:
-    "Decompressed bytes of a file in pieces; raises BrokenFile after the last good piece when the stream is cut or damaged."
-    with open(path, "rb") as file:
-        head = file.read(4)
-        file.seek(0)
-        packed = next((name for magic, name in _MAGIC.items() if head.startswith(magic)), None)
-        named = {".gz": "gzip", ".zst": "zstd"}.get(path.suffix.lower())
-        if head and packed != named:
-            warn(f"named {path.suffix} but it is {packed or 'not compressed'}: read as what it is")
-        if packed:
-            # small pieces in, because one piece may unpack to a thousand times its size
-            yield from _unpack(iter(lambda: file.read(1 << 14), b""), packed)
-        else:
+def file_name(path: str | Path) -> str:
+    "The last part of a path or an address, without the query of an address."
+    text = str(path)
+    return re.split("[?#]", text)[0].rstrip("/").rsplit("/", 1)[-1] if storage.is_url(text) else Path(text).name
+
+
+def raw_pieces(path: str | Path) -> Iterator[bytes]:
+    "The bytes of a file or of an object behind an address, as they are."
+    if storage.is_url(str(path)):
+        yield from storage.read_pieces(str(path), piece=1 << 18)
+    else:
+        with open(path, "rb") as file:
             yield from iter(lambda: file.read(1 << 18), b"")
 
+
+def read_pieces(path: str | Path, warn: Callable[[str], None], expand_limit: int = EXPAND_LIMIT) -> Iterator[bytes]:
+    """Decompressed bytes of a file or object in pieces.
+
+    Raises BrokenFile after the last good piece when the stream is cut or damaged, or grows more than `expand_limit`
+    times.
+    """
+    pieces = raw_pieces(path)
+    head = next(pieces, b"")
+    packed = next((name for magic, name in _MAGIC.items() if head.startswith(magic)), None)
+    if kind := next((name for magic, name in _ARCHIVES.items() if head.startswith(magic)), None):
+        raise BrokenFile("unsupported_archive", f"it is {kind}: unpack it first")
+    suffix = Path(file_name(path)).suffix
+    if head and packed != {".gz": "gzip", ".zst": "zstd"}.get(suffix.lower()):
+        warn(f"named {suffix} but it is {packed or 'not compressed'}: read as what it is")
+    whole = itertools.chain([head] if head else [], pieces)
+    yield from _unpack(whole, packed, expand_limit) if packed else whole
+
 # %% ../../nbs/01_data/00_bytestream.ipynb #8c80b6b3
-def _unpack(pieces: Iterator[bytes], packed: str) -> Iterator[bytes]:
+def _unpack(pieces: Iterator[bytes], packed: str, expand_limit: int) -> Iterator[bytes]:
     "All members of a gzip file, all frames of a zstd file."
-    fresh = functools.partial(zlib.decompressobj, 31) if packed == "gzip" else zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj
-    box, inside = fresh(), False
-    for piece in pieces:
+    fresh = (
+        functools.partial(zlib.decompressobj, 31)
+        if packed == "gzip"
+        else zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj
+    )
+    step = 1 << 14 if packed == "gzip" else 1 << 11  # each may unpack to 16 MB of nothing, or 64 MB with zstd
+    box, inside, came, made = fresh(), False, 0, 0
+    for piece in (p[i : i + step] for p in pieces for i in range(0, len(p), step)):
+        came += len(piece)
         while piece:
             if not inside and packed == "gzip" and not (piece := piece.lstrip(b"\0")):
                 break  # zero padding after the last member is allowed
@@ -70,6 +107,11 @@ def _unpack(pieces: Iterator[bytes], packed: str) -> Iterator[bytes]:
                 out = box.decompress(piece)
             except (zlib.error, zstandard.ZstdError) as error:
                 raise BrokenFile("corrupt_stream", f"damaged {packed} stream ({error})") from None
+            made += len(out)
+            if made > max(EXPAND_FLOOR, expand_limit * came):
+                raise BrokenFile(
+                    "expands_too_much", f"{came:,} bytes of {packed} became more than {expand_limit:,} times as many"
+                )
             if out:
                 yield out
             piece = b""
@@ -80,42 +122,70 @@ def _unpack(pieces: Iterator[bytes], packed: str) -> Iterator[bytes]:
 
 # %% ../../nbs/01_data/00_bytestream.ipynb #62837ebe
 SURROGATE = re.compile("[\ud800-\udfff]")
-_BOMS = [(codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32"),  # UTF-32 first: FF FE begins both
-         (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"), (b"{\0", "utf-16-le"), (b"\0{", "utf-16-be")]
+_HEAD = 1 << 16  # bytes by which a file's encoding is decided
+codecs.register_error(
+    "scalelab.damage", lambda error: ("\udcff", error.end)
+)  # half a pair: no UTF-8 can be made of it
+
+
+def _encoding(head: bytes, whole: bool) -> encodings.Encoding:
+    "The encoding of a file of lines by its beginning; UTF-8 when nothing clear speaks against it."
+    found = encodings.detect(head, whole=whole)
+    if found is None or found.why in ("characters", "statistics"):
+        lines = [line for line in head.split(b"\n") if not line.isascii()]
+        valid = sum(encodings.decodes(line, "utf-8") is not None for line in lines)
+        if found is None and valid == 0:  # damaged lines in another encoding: the others vote
+            votes = Counter(filter(None, (encodings.by_characters(line) for line in lines[:50])))
+            name, n = votes.most_common(1)[0] if votes else ("", 0)
+            found = encodings.Encoding(name, "characters") if 2 <= n > 0.6 * len(lines[:50]) else None
+        elif 2 * valid >= len(lines):
+            found = None
+    return found or encodings.Encoding("utf-8", "valid")
+
+
+def _peek(pieces: Iterator[bytes], enough: Callable[[bytes], bool]) -> tuple[bytes, Iterator[bytes]]:
+    "The beginning of a stream, and the rest of it; a break in the beginning is raised by the rest."
+    head, broken = bytearray(), []
+    try:
+        for piece in pieces:
+            head += piece
+            if enough(head):
+                break
+    except BrokenFile as error:
+        broken.append(error)
+
+    def rest() -> Iterator[bytes]:
+        if broken:
+            raise broken[0]
+        yield from pieces
+
+    return bytes(head), rest()
 
 
 def as_utf8(pieces: Iterator[bytes], note: Callable[[str], None]) -> Iterator[bytes]:
-    "Drop a UTF-8 byte order mark; turn UTF-16 and UTF-32 with a mark into UTF-8."
-    head = b""
-    for piece in pieces:
-        head += piece
-        if len(head) >= 4:
-            break
-    mark, encoding = next(((m, e) for m, e in _BOMS if head.startswith(m)), (b"", None))
-    if encoding in (None, "utf-8"):
-        yield head[len(mark):]
-        yield from pieces
+    "The stream in UTF-8 without a byte order mark; places that can't be decoded are not valid UTF-8."
+    head, rest = _peek(pieces, lambda head: len(head) >= _HEAD)
+    encoding = _encoding(head, whole=len(head) < _HEAD)
+    if encoding.name == "utf-8":
+        yield head[encoding.mark :]
+        yield from rest
         return
-    note(f"decoded_{encoding.replace('-', '_')}")
-    decoder = codecs.getincrementaldecoder(encoding)("replace")
-    for piece in itertools.chain([head], pieces):
-        yield decoder.decode(piece).encode()
-    yield decoder.decode(b"", True).encode()
+    note(f"decoded_{encoding.name.replace('-', '_')}")
+    decoder = codecs.getincrementaldecoder(encoding.name)("scalelab.damage")
+    for piece in itertools.chain([head], rest):
+        yield decoder.decode(piece).encode("utf-8", "surrogatepass")
+    yield decoder.decode(b"", True).encode("utf-8", "surrogatepass")
 
 # %% ../../nbs/01_data/00_bytestream.ipynb #6aa9bd2f
 def split_lines(pieces: Iterator[bytes], note: Callable[[str], None]) -> Iterator[tuple[int, bytes | None]]:
     "Numbered lines without their line end, cut at line feeds only; None stands for a line longer than MAX_LINE."
-    head, pieces = b"", iter(pieces)
-    for piece in pieces:
-        head += piece
-        if b"\n" in piece or len(head) > 1 << 20:
-            break
+    head, rest = _peek(iter(pieces), lambda head: b"\n" in head or len(head) > 1 << 20)
     sep = b"\r" if b"\n" not in head and b"\r" in head.rstrip(b"\r") else b"\n"
     if sep == b"\r":
         note("cr_line_ends")
     number, parts, size = 0, [], 0
     try:
-        for piece in itertools.chain([head], pieces):
+        for piece in itertools.chain([head], rest):
             first, *rest = piece.split(sep)
             size += len(first)
             parts.append(first) if size <= MAX_LINE else parts.clear()
@@ -130,6 +200,7 @@ def split_lines(pieces: Iterator[bytes], note: Callable[[str], None]) -> Iterato
         yield number + 1, b"".join(parts) if size <= MAX_LINE else None
 
 # %% ../../nbs/01_data/00_bytestream.ipynb #9ca86351
+MAX_DEPTH = 100  # levels of lists and objects: more would end some later program in a RecursionError
 NOT_FINITE = object()  # stands where JSON had NaN, Infinity or a number too large for a float
 
 
@@ -144,20 +215,24 @@ def _float(text: str) -> Any:
     return number if math.isfinite(number := float(text)) else NOT_FINITE
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_pairs, parse_constant=lambda _: NOT_FINITE, parse_float=_float, strict=False)
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_pairs, parse_constant=lambda _: NOT_FINITE, parse_float=_float, strict=False
+)
 
 
-def tidy(value: Any, notes: set[str]) -> Any:
-    "Non-finite numbers to None, marks of duplicate keys off, in nested values too."
+def tidy(value: Any, notes: set[str], depth: int = MAX_DEPTH) -> Any:
+    "Non-finite numbers to None, marks of duplicate keys off, nested ones too; ValueError below `depth` levels."
+    if depth < 0:
+        raise ValueError("nested too deeply")
     if value is NOT_FINITE or isinstance(value, float) and not math.isfinite(value):
         notes.add("non_finite_number")
         return None
     if isinstance(value, dict):
         if value.pop("\0duplicate", None):
             notes.add("duplicate_keys")
-        return {key: tidy(v, notes) for key, v in value.items()}
+        return {key: tidy(v, notes, depth - 1) for key, v in value.items()}
     if isinstance(value, list):
-        return [tidy(v, notes) for v in value]
+        return [tidy(v, notes, depth - 1) for v in value]
     return value
 
 

@@ -62,7 +62,7 @@ def stuttered(text: str) -> float:
     "Share of characters in runs of five or more equal letters (哈哈哈哈哈)."
     return sum(len(match[0]) for match in _STUTTER.finditer(text)) / max(len(text), 1)
 
-
+# %% ../../nbs/01_data/065_chinese.ipynb #ba7c5638
 def trade_words(text: str) -> float:
     "Different words of the spamming trades per line."
     return len(set(_TRADES.findall(text))) / (text.count("\n") + 1)

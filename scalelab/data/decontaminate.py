@@ -7,155 +7,20 @@ from __future__ import annotations
 
 import functools
 import re
-import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
-import xxhash
 
 from ..core.config import UsageError, did_you_mean
-from .anchors import window_hashes
 from .documents import Rejects, read_documents
+from .evalgrams import EvalIndex, Match, Tokens
 from .passages import remove_spans
 from .recipe import DocumentStage, Outcome
 
 # %% auto #0
-__all__ = ['LEAST_WORDS', 'LEAST_CHARS', 'Tokens', 'gram_starts', 'item_grams', 'Match', 'EvalIndex', 'Decontaminate',
-           'sentence_spans']
-
-# %% ../../nbs/01_data/17_decontaminate.ipynb #e090961c
-_CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
-_TOKEN = re.compile(rf"[{_CJK}]|(?:[^\W_{_CJK}][\u0300-\u036f]*)+")
-
-
-@functools.lru_cache(maxsize=1 << 16)
-def _code(word: str) -> int:
-    return xxhash.xxh3_64_intdigest(unicodedata.normalize("NFKC", word).casefold().encode("utf-8", "surrogatepass"))
-
-
-@dataclass
-class Tokens:
-    """Tokens of a text: `codes` uint64 [n] (equal for words that are equal but for case and width), `begin`, `end` int64 [n] in characters, `cjk` bool [n]."""
-
-    codes: np.ndarray
-    begin: np.ndarray
-    end: np.ndarray
-    cjk: np.ndarray
-
-    @classmethod
-    def of(cls, text: str) -> Tokens:
-        "The tokens of a text."
-        found = [(m.group(), *m.span()) for m in _TOKEN.finditer(text)]
-        spans = np.array([s[1:] for s in found], np.int64).reshape(-1, 2)
-        single = np.array([len(w) == 1 and w >= "\u3040" and _CJK_SIGN(w) is not None for w, _, _ in found], bool)
-        return cls(np.array([_code(w) for w, _, _ in found], np.uint64), spans[:, 0], spans[:, 1], single)
-
-    def __len__(self) -> int:
-        return len(self.codes)
-
-
-_CJK_SIGN = re.compile(rf"[{_CJK}]").match
-
-# %% ../../nbs/01_data/17_decontaminate.ipynb #c363f9d8
-LEAST_WORDS, LEAST_CHARS = 8, 16
-
-
-def gram_starts(tokens: Tokens, n: int, chinese: bool) -> np.ndarray:
-    "Positions of the n-grams of one kind: more than half Chinese characters, or at most half."
-    if len(tokens) < n:
-        return np.empty(0, np.int64)
-    sums = np.append(0, np.cumsum(tokens.cjk))
-    return np.flatnonzero(((sums[n:] - sums[:-n]) * 2 > n) == chinese)
-
-
-def item_grams(tokens: Tokens, n_words: int, n_chars: int) -> list[tuple[int, bool, np.ndarray]]:
-    "(n, Chinese or not, positions) of an item's n-grams; the whole item when it is shorter; [] when it is too short to be tested."
-    found = [(n, chinese, gram_starts(tokens, n, chinese)) for n, chinese in ((n_words, False), (n_chars, True))]
-    found = [f for f in found if len(f[2])]
-    chinese = int(tokens.cjk.sum()) * 2 > len(tokens)
-    if not found and len(tokens) >= (min(LEAST_CHARS, n_chars) if chinese else min(LEAST_WORDS, n_words)):
-        found = [(len(tokens), chinese, np.zeros(1, np.int64))]
-    return found
-
-# %% ../../nbs/01_data/17_decontaminate.ipynb #aca10f32
-@dataclass
-class Match:
-    "An evaluation item whose n-grams stand in a document: how many of them, the characters [start, end) of the document that they cover, the n-grams the item has."
-
-    item: str
-    grams: int
-    spans: list[tuple[int, int]]
-    of: int
-
-
-class EvalIndex:
-    """The n-grams of evaluation sets.
-
-    items: documents with `id` and the texts named by `fields`. common: n-grams of more items than this are phrases of the set and don't count.
-    .items ids, .untestable ids of items that are too short, .phrases number of n-grams left out.
-    """
-
-    def __init__(self, items: Iterable[dict[str, Any]], n_words: int = 13, n_chars: int = 26, common: int = 10, fields: Sequence[str] = ("text",)):
-        self.items, self.untestable, self.tokens, self.total = [], [], [], []
-        rows: dict[tuple[int, bool], list[np.ndarray]] = {}
-        for item in items:
-            parts = [Tokens.of(str(item[f])) for f in fields if item.get(f)]
-            tested = 0
-            for tokens in parts:
-                for n, chinese, starts in item_grams(tokens, n_words, n_chars):
-                    tested += len(starts)
-                    owner = np.full(len(starts), len(self.tokens))
-                    rows.setdefault((n, chinese), []).append(np.stack([window_hashes(tokens.codes, n)[starts].view(np.int64), owner, starts]))
-                self.tokens.append((len(self.items), tokens.codes))
-            self.items.append(str(item["id"]))
-            self.total.append(tested)
-            if not tested:
-                self.untestable.append(self.items[-1])
-        self.phrases, self.grams = 0, {}
-        for key, found in rows.items():
-            self._store(key, np.concatenate(found, axis=1), common)
-
-    def _store(self, key: tuple[int, bool], rows: np.ndarray, common: int) -> None:
-        hashes, owner, start = rows[0].view(np.uint64), rows[1], rows[2]
-        order = np.lexsort((start, owner, hashes))
-        hashes, owner, start = hashes[order], owner[order], start[order]
-        item = np.array([i for i, _ in self.tokens])[owner]
-        first = np.append(True, (np.diff(hashes) != 0) | (np.diff(item) != 0))  # an item counts once for a hash
-        _, group, count = np.unique(hashes, return_inverse=True, return_counts=True)
-        items = np.bincount(group, weights=first)[group]
-        self.phrases += int((np.unique(group[items > common])).size)
-        stay = items <= common
-        self.grams[key] = hashes[stay], owner[stay], start[stay]
-
-    def matches(self, tokens: Tokens) -> list[Match]:
-        "Items of which n-grams stand in a text, the one with most first."
-        found: dict[int, list[tuple[int, int]]] = {}
-        for (n, chinese), (hashes, owner, start) in self.grams.items():
-            starts = gram_starts(tokens, n, chinese)
-            mine = window_hashes(tokens.codes, n)[starts]
-            low, high = np.searchsorted(hashes, mine, "left"), np.searchsorted(hashes, mine, "right")
-            for i in np.flatnonzero(high > low).tolist():
-                at = int(starts[i])
-                for k in range(low[i], high[i]):
-                    item, codes = self.tokens[owner[k]]
-                    if (codes[start[k] : start[k] + n] == tokens.codes[at : at + n]).all():
-                        found.setdefault(item, []).append((at, at + n))
-        out = [Match(self.items[i], len(set(r)), _spans(sorted(set(r)), tokens), self.total[i]) for i, r in found.items()]
-        return sorted(out, key=lambda m: (-m.grams, m.item))
-
-
-def _spans(runs: Sequence[tuple[int, int]], tokens: Tokens) -> list[tuple[int, int]]:
-    "Runs of tokens, sorted, as spans of characters; those that overlap are one."
-    spans: list[tuple[int, int]] = []
-    for a, b in runs:
-        begin, end = int(tokens.begin[a]), int(tokens.end[b - 1])
-        if spans and begin <= spans[-1][1]:
-            spans[-1] = spans[-1][0], max(end, spans[-1][1])
-        else:
-            spans.append((begin, end))
-    return spans
+__all__ = ['evidence', 'Decontaminate', 'sentence_spans']
 
 # %% ../../nbs/01_data/17_decontaminate.ipynb #2d4ae5df
 @functools.lru_cache(maxsize=4)
@@ -163,10 +28,20 @@ def _index_of(sets: tuple[str, ...], n_words: int, n_chars: int, common: int, fi
     rejects = Rejects()
     index = EvalIndex(read_documents(list(sets), rejects), n_words, n_chars, common, fields)
     if not index.items:
-        raise UsageError(f"stages.decontaminate.sets: no items in {', '.join(sets)}{'; ' + rejects.warnings[0] if rejects.warnings else ''}")
+        raise UsageError(
+            f"stages.decontaminate.sets: no items in "
+            f"{', '.join(sets)}{'; ' + rejects.warnings[0] if rejects.warnings else ''}"
+        )
     return index
 
+# %% ../../nbs/01_data/17_decontaminate.ipynb #1a981235
+def evidence(text: str, matches: Sequence[Match]) -> str:
+    "One line: the item that matches most, how much of it, and the words."
+    shown = " ".join(text[slice(*matches[0].spans[0])].split())
+    more = f"; and {len(matches) - 1} more items" if len(matches) > 1 else ""
+    return f"{matches[0].item}: {matches[0].grams} n-grams, {shown[:80]!r}{more}"
 
+# %% ../../nbs/01_data/17_decontaminate.ipynb #af57425d
 @dataclass
 class Decontaminate(DocumentStage):
     """Documents that hold n-grams of evaluation sets.
@@ -195,11 +70,19 @@ class Decontaminate(DocumentStage):
     def __post_init__(self):
         actions = ("remove", "cut", "flag")
         if not self.sets or not all(isinstance(s, str) for s in self.sets) or isinstance(self.sets, str):
-            raise UsageError(f"stages.decontaminate.sets: expected a list of files, found {self.sets!r}; name the evaluation sets to keep out")
+            raise UsageError(
+                f"stages.decontaminate.sets: expected a list of files, found {self.sets!r}; name the evaluation "
+                f"sets to keep out"
+            )
         if self.action not in actions:
-            raise UsageError(f"stages.decontaminate.action: {self.action!r} is not one of {', '.join(actions)}{did_you_mean(self.action, actions)}")
+            raise UsageError(
+                f"stages.decontaminate.action: {self.action!r} is not one of "
+                f"{', '.join(actions)}{did_you_mean(self.action, actions)}"
+            )
         if self.n_words < 3 or self.n_chars < 6 or self.min_matches < 1 or self.common < 1 or self.min_left < 0:
-            raise UsageError("stages.decontaminate: n_words must be at least 3, n_chars 6, min_matches and common 1, min_left 0")
+            raise UsageError(
+                "stages.decontaminate: n_words must be at least 3, n_chars 6, min_matches and common 1, min_left 0"
+            )
 
     @property
     def index(self) -> EvalIndex:
@@ -214,25 +97,30 @@ class Decontaminate(DocumentStage):
         values = {"contaminated_chars": float(sum(b - a for m in matches for a, b in m.spans))}
         if not matches:
             return Outcome(doc, values=values)
-        shown = " ".join(text[slice(*matches[0].spans[0])].split())
-        more = f"; and {len(matches) - 1} more items" if len(matches) > 1 else ""
-        note = f"{matches[0].item}: {matches[0].grams} n-grams, {shown[:80]!r}{more}"
+        note = evidence(text, matches)
         if self.action == "flag":
-            return Outcome(doc | {"flags": [*doc.get("flags", []), *(f"evaluation:{m.item}" for m in matches)]}, note=note, values=values)
+            return Outcome(
+                doc | {"flags": [*doc.get("flags", []), *(f"evaluation:{m.item}" for m in matches)]},
+                note=note,
+                values=values,
+            )
         if self.action == "cut":
             left, _ = remove_spans(text, sentence_spans(text, [s for m in matches for s in m.spans]))
             if len("".join(left.split())) >= self.min_left:
                 return Outcome(doc | {"text": left}, note=note, values=values)
         return Outcome(None, "evaluation_text", note, values)
 
-
+# %% ../../nbs/01_data/17_decontaminate.ipynb #06b1728f
 _END = re.compile(r"[.!?](?=\s)|[。！？\n]")
 
 
 def sentence_spans(text: str, spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     "Spans widened to whole sentences (or lines), sorted and apart."
     ends = np.array([0, *(m.end() for m in _END.finditer(text)), len(text)])
-    wide = sorted((int(ends[np.searchsorted(ends, a, "right") - 1]), int(ends[np.searchsorted(ends, b, "left")])) for a, b in spans)
+    wide = sorted(
+        (int(ends[np.searchsorted(ends, a, "right") - 1]), int(ends[np.searchsorted(ends, b, "left")]))
+        for a, b in spans
+    )
     out: list[tuple[int, int]] = []
     for a, b in wide:
         if out and a <= out[-1][1]:

@@ -116,22 +116,25 @@ class DedupResult:
 
 
 def find_duplicates(
-    docs: Sequence[dict], threshold: float = 0.8, keep: str = "longest", seed: int = 1, sketches: Sketches | None = None
+    docs: Sequence[dict], threshold: float = 0.8, keep: str = "longest", seed: int = 1,
+    sketches: Sketches | None = None, signer: Signer | None = None,
 ) -> DedupResult:
     """Exact and near duplicates among `docs` (dicts with `id` and `text`), every near pair verified by exact Jaccard.
 
     keep: which of a group stays, see `preference`. The same decision as `near_duplicates`, for a corpus in memory.
+    sketches: of the texts, when they are there already. signer: other settings of the bands; it wins over the rest.
     A pair at the threshold escapes with probability below 0.001 (LSH); none is removed without a kept partner.
     Raises UsageError for an unknown policy or a threshold outside (0, 1].
     """
-    signer = sketches.signer(threshold, 0.999) if sketches else Signer(threshold, seed=seed)
+    sketches = None if signer else sketches
+    signer = signer or (sketches.signer(threshold, 0.999) if sketches else Signer(threshold, seed=seed))
     order = preference(docs, keep)
     first: dict[bytes, int] = {}
     twin = {i: first.setdefault(content_hash(docs[i]["text"]), i) for i in order}  # its exact twin, or itself
     roots = list(first.values())
     texts = [docs[i]["text"] for i in roots]
     signed = signer.band_hashes(sketches.values[roots]) if sketches else signer.sign_batch(texts)
-    found = near_duplicates(lambda b: signed[:, b], len(roots), np.arange(len(roots)), texts.__getitem__, threshold, signer)
+    found = near_duplicates(lambda b: signed[:, b], len(roots), np.arange(len(roots)), texts.__getitem__, signer.threshold, signer)
     near = {roots[k]: (roots[found.of[k]], float(found.jaccard[k])) for k in np.flatnonzero(found.of >= 0)}
     pairs = [(docs[i]["id"], docs[j]["id"], s) for i, (j, s) in near.items()]
     result = DedupResult([], [], [], pairs, found.candidates)

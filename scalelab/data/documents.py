@@ -5,22 +5,11 @@
 # %% ../../nbs/01_data/03_documents.ipynb #0c04e786
 from __future__ import annotations
 
-import codecs
-import csv
-import glob
 import gzip
-import itertools
-import json
 import math
 import os
-import random
-import re
-import sysconfig
 import tempfile
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,168 +18,23 @@ import xxhash
 import zstandard
 
 from ..core.config import UsageError
-from .bytestream import MAX_LINE, NOT_FINITE, SURROGATE, BrokenFile, as_utf8, json_line, parse_objects, read_pieces, split_lines, tidy
+from .bytestream import EXPAND_LIMIT, file_name, json_line
+from .extract import Extract
+from .facts import detect_language, make_document  # noqa: F401  (one door to documents)
+from scalelab.data.files import (
+    CODE_SUFFIXES,
+    PROSE_SUFFIXES,
+    Reject,
+    Rejects,
+    find_files,
+    folder_domain,
+    labels,
+)  # noqa: F401
+from .readers import SourceFile, read_rows
+from .stdlib import stdlib_documents  # noqa: F401
 
 # %% auto #0
-__all__ = ['CODE_SUFFIXES', 'PROSE_SUFFIXES', 'TABLE_SUFFIXES', 'Reject', 'Rejects', 'find_files', 'detect_language',
-           'read_documents', 'write_documents', 'stdlib_documents']
-
-# %% ../../nbs/01_data/03_documents.ipynb #86d244a8
-@dataclass
-class Reject:
-    """One refused document: a row of the rejects file.
-
-    file: path as the caller wrote it; line: 1-based line of a text file, row of a Parquet file, None when the whole file is meant;
-    stage: the stage that refused it ("read" here); reason: a short name that can be counted; snippet: the beginning of what stood there.
-    """
-
-    file: str
-    line: int | None
-    id: str | None
-    stage: str
-    reason: str
-    snippet: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        "The row as a plain dict, ready for JSON."
-        return asdict(self)
-
-# %% ../../nbs/01_data/03_documents.ipynb #c72111b3
-class Rejects(AbstractContextManager):
-    """What was refused, what was mended, and what the reader wants to say.
-
-    path: also write every row to this `.jsonl.zst` file as it comes; keep: rows held in memory (counts are always complete).
-    counts: refused documents by reason; notes: kept but mended documents by what was done; rows and note_rows: the first `keep` of each;
-    warnings: one line a damaged file; kept: documents that the reader gave out. A context manager; `close` ends the file.
-    """
-
-    def __init__(self, path: str | Path | None = None, keep: int = 1000):
-        self.counts, self.notes = Counter[str](), Counter[str]()
-        self.rows: list[Reject] = []
-        self.note_rows: list[tuple[str, int | None, str | None, str]] = []
-        self.warnings: list[str] = []
-        self.kept, self.keep = 0, keep
-        self._file = zstandard.open(path, "wb") if path else None
-
-    def add(self, reject: Reject) -> None:
-        "Count a refusal and keep its evidence."
-        self.counts[reject.reason] += 1
-        if len(self.rows) < self.keep:
-            self.rows.append(reject)
-        if self._file:
-            self._file.write(json_line(reject.to_dict()))
-
-    def note(self, file: str, line: int | None, id: str | None, what: str) -> None:
-        "Count something that was mended in a document that is kept."
-        self.notes[what] += 1
-        if len(self.note_rows) < self.keep:
-            self.note_rows.append((file, line, id, what))
-
-    @property
-    def total(self) -> int:
-        "Refused documents, all reasons together."
-        return sum(self.counts.values())
-
-    def close(self) -> None:
-        "End the rejects file, if there is one."
-        if self._file:
-            self._file.close()
-            self._file = None
-
-    def __exit__(self, *error) -> None:
-        self.close()
-
-# %% ../../nbs/01_data/03_documents.ipynb #afd6e814
-CODE_SUFFIXES = frozenset(
-    ".py .pyi .js .mjs .ts .tsx .jsx .java .kt .scala .c .h .cc .cpp .hpp .cs .go .rs .rb .php .swift .lua .r .jl .sh .sql .css .vue".split())
-PROSE_SUFFIXES = {".txt": "prose", ".text": "prose", ".md": "docs", ".markdown": "docs", ".rst": "docs"}
-TABLE_SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
-
-
-def _kind(path: Path) -> tuple[str | None, str]:
-    "How a file is read (jsonl, csv, parquet, text, None) and its suffix without .gz or .zst."
-    suffixes = [s.lower() for s in path.suffixes]
-    if suffixes and suffixes[-1] in (".gz", ".zst"):
-        suffixes.pop()
-    suffix = suffixes[-1] if suffixes else ""
-    if suffix in CODE_SUFFIXES or suffix in PROSE_SUFFIXES:
-        return "text", suffix
-    return TABLE_SUFFIXES.get(suffix), suffix
-
-# %% ../../nbs/01_data/03_documents.ipynb #bd2d3542
-def _walk(folder: Path, skipped: Counter[str]) -> Iterator[Path]:
-    for root, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith((".", "__pycache__")))
-        for name in sorted(names):
-            if name.startswith(".") or name.endswith((".tmp", "~")):
-                continue
-            path = Path(root, name)
-            if path.exists() and not path.is_file():  # a pipe would be waited for without end
-                skipped[f"{name} (no regular file)"] += 1
-            elif _kind(path)[0]:
-                yield path
-            else:
-                skipped[path.suffix or name] += 1
-
-
-_KNOWN = "JSONL (.gz, .zst), Parquet, CSV, .txt, .md, .rst and source code"
-
-
-def _expand(text: str, skipped: Counter[str]) -> list[Path]:
-    "The files behind one input; UsageError if it is not there or of unknown kind."
-    path = Path(text)
-    if "://" in text:
-        raise UsageError(f"{text}: addresses are not read yet; copy the file to this machine and name it")
-    if path.is_dir():
-        return list(_walk(path, skipped))
-    if path.exists():
-        if not _kind(path)[0]:
-            raise UsageError(f"{path}: unknown kind of file {path.suffix!r}; known are {_KNOWN}")
-        return [path]
-    if not glob.has_magic(text):
-        raise UsageError(f"{path}: no such file or folder")
-    hits = [Path(hit) for hit in sorted(glob.glob(text, recursive=True))]  # a leading * never matches a hidden name
-    return [p for hit in hits for p in (_walk(hit, skipped) if hit.is_dir() else [hit] if _kind(hit)[0] else [])]
-
-# %% ../../nbs/01_data/03_documents.ipynb #6240f874
-def find_files(inputs: str | Path | Sequence[str | Path], rejects: Rejects | None = None) -> list[Path]:
-    """The files behind files, folders (searched to the bottom) and globs, each once, in the order given, folders sorted.
-
-    Hidden and `.tmp` names are left out; names of unknown kind in a folder are left out too and counted in `rejects.warnings`.
-    Raises UsageError for an input that is not there, that holds no readable file, or whose kind is unknown.
-    """
-    found: dict[Path, Path] = {}
-    for item in [inputs] if isinstance(inputs, (str, Path)) else inputs:
-        path, skipped = os.path.expanduser(str(item)), Counter()
-        new = _expand(path, skipped)
-        if not new:
-            raise UsageError(f"{path}: no readable file in it; known are {_KNOWN}")
-        if skipped and rejects:
-            kinds = ", ".join(f"{n} {suffix}" for suffix, n in skipped.most_common(5))
-            rejects.warnings.append(f"{path}: files of other kinds left out ({kinds})")
-        for p in new:
-            found.setdefault(p.resolve(), p)
-    return list(found.values())
-
-# %% ../../nbs/01_data/03_documents.ipynb #8d641603
-_HAN = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003134f]")
-_LATIN = re.compile(r"[A-Za-z\u00c0-\u024f]")
-_OTHER = re.compile(r"[\u0370-\u1fff\u3040-\u30ff\uac00-\ud7af]")  # Greek to extended Greek, kana, hangul
-
-
-def detect_language(text: str, domain: str | None = None) -> str:
-    """"code" if the domain says so, else "zh", "en" or "und" (undetermined) by the share of scripts in the first 8,000 characters.
-
-    A look at scripts, not at language: French is "en" here, classical and traditional Chinese are "zh", Japanese without kana too.
-    "und" means no letters, or more letters of other scripts (kana, Cyrillic, Arabic, ...) than Chinese and Latin ones together.
-    """
-    if domain == "code":
-        return "code"
-    head = text[:8000]
-    han, latin, other = (len(pattern.findall(head)) for pattern in (_HAN, _LATIN, _OTHER))
-    if han + latin == 0 or other > han + latin:
-        return "und"
-    return "zh" if han / (han + latin) >= 0.2 else "en"
+__all__ = ['read_file', 'read_documents', 'write_documents']
 
 # %% ../../nbs/01_data/03_documents.ipynb #3e97ce32
 class _Seen:
@@ -220,266 +64,8 @@ class _Seen:
                 self.table[self._slot(int(row[0]))] = row
         return "new"
 
-# %% ../../nbs/01_data/03_documents.ipynb #7402ea91
-@dataclass
-class _File:
-    "A file being read: its label (shortest unique name) and where its rejects, notes and warnings go."
-    path: Path
-    label: str
-    rejects: Rejects
-    folder: str | None = None  # the first folder below the input folder: a domain when the rows name none
-    refused: Counter = field(default_factory=Counter)
-    broken: bool = False
-
-    def reject(self, line: int | None, reason: str, snippet: Any = "", id: str | None = None) -> None:
-        "Count a refusal and keep its evidence."
-        self.refused[reason] += 1
-        text = snippet.decode("utf-8", "replace") if isinstance(snippet, bytes) else str(snippet)
-        self.rejects.add(Reject(str(self.path), line, id, "read", reason, text[:160].encode("utf-8", "replace").decode()))
-
-    def note(self, what: str, line: int | None = None, id: str | None = None) -> None:
-        "Count something mended."
-        self.rejects.note(str(self.path), line, id, what)
-
-    def warn(self, message: str) -> None:
-        "Say one line about the whole file."
-        self.rejects.warnings.append(f"{self.path}: {message}")
-
-# %% ../../nbs/01_data/03_documents.ipynb #f1743757
-def _read_jsonl(file: _File) -> Iterator[tuple[int, dict[str, Any]]]:
-    "Numbered JSON objects of a JSONL file."
-    for number, raw in split_lines(as_utf8(read_pieces(file.path, file.warn), file.note), file.note):
-        if raw is None:
-            file.reject(number, "line_too_long")
-            continue
-        if raw.startswith(codecs.BOM_UTF8):  # files with marks, joined by cat
-            raw = raw[3:]
-        if not raw or raw.isspace():
-            continue
-        try:
-            text = raw.decode()
-        except UnicodeDecodeError:
-            file.reject(number, "invalid_utf8", raw)
-            continue
-        try:
-            for value in parse_objects(text):
-                if isinstance(value, dict):
-                    yield number, value
-                else:
-                    file.reject(number, "not_an_object", raw)
-        except ValueError:
-            file.reject(number, "invalid_json", raw)
-
-# %% ../../nbs/01_data/03_documents.ipynb #aa231329
-def _csv_delimiter(header: str, file: _File) -> str:
-    "The separator that gives the header a column `text`; raises BrokenFile when none does."
-    for delimiter in ",;\t|":
-        if "text" in next(csv.reader([header], delimiter=delimiter), []):
-            if delimiter != "," and file.path.suffix.lower() != ".tsv":
-                file.note("csv_delimiter_not_comma", 1)
-            return delimiter
-    raise BrokenFile("missing_text", f"no column `text`; columns present: {', '.join(next(csv.reader([header]), []))}")
-
-
-def _csv_lines(file: _File) -> Iterator[str]:
-    "Physical lines as text; a byte that is not UTF-8 becomes a surrogate, by which the row is found later."
-    for number, raw in split_lines(as_utf8(read_pieces(file.path, file.warn), file.note), file.note):
-        if raw is None:
-            file.reject(number, "line_too_long")
-        yield (raw or b"").decode("utf-8", "surrogateescape").removesuffix("\r") + "\n"
-
-# %% ../../nbs/01_data/03_documents.ipynb #e6f1d8e0
-def _read_csv(file: _File) -> Iterator[tuple[int, dict[str, Any]]]:
-    "Numbered rows of a CSV file as dicts of text."
-    lines = _csv_lines(file)
-    header = next(lines, "")
-    if not header.strip():
-        return
-    csv.field_size_limit(MAX_LINE)  # the module's limit of 128 KiB is less than a long document
-    try:
-        delimiter = _csv_delimiter(header.strip("\n"), file)
-        rows = csv.reader(itertools.chain([header], lines), delimiter=delimiter, strict=True)
-        columns = next(rows)
-    except csv.Error as error:  # random bytes that are called .csv
-        raise BrokenFile("invalid_csv", f"the first line is no CSV header ({error})") from None
-    while True:
-        start = rows.line_num + 1
-        try:
-            row = next(rows)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            file.reject(start, "invalid_csv", error)
-            continue
-        if not row:
-            continue
-        if len(row) != len(columns):
-            file.reject(start, "ragged_row", f"{len(row)} fields, {len(columns)} expected: {delimiter.join(row)}")
-        elif SURROGATE.search("".join(row)):
-            file.reject(start, "invalid_utf8", delimiter.join(row))
-        else:
-            yield start, dict(zip(columns, row))
-
-# %% ../../nbs/01_data/03_documents.ipynb #1982d224
-def _read_parquet(file: _File) -> Iterator[tuple[int, dict[str, Any]]]:
-    "Numbered rows of a Parquet file, a few row-group slices in memory at a time."
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        table = pq.ParquetFile(file.path)
-    except (pa.ArrowInvalid, OSError) as error:
-        with open(file.path, "rb") as raw:  # a file that begins right and has no footer was cut off
-            reason = "truncated_stream" if raw.read(4) == b"PAR1" else "corrupt_parquet"
-        raise BrokenFile(reason, f"not a readable Parquet file ({str(error).split(': ')[-1].split('. ')[0]})") from None
-    schema, number = table.schema_arrow, 0
-    if "text" not in schema.names:
-        raise BrokenFile("missing_text", f"no column `text`; columns present: {', '.join(schema.names)}")
-    try:
-        for batch in table.iter_batches(batch_size=256):
-            try:
-                rows = batch.to_pylist()
-            except UnicodeDecodeError:  # Arrow does not check that a string is UTF-8: find the rows that are not
-                rows = [_parquet_row(batch.slice(i, 1)) for i in range(len(batch))]
-            for row in rows:
-                number += 1
-                if row is None:
-                    file.reject(number, "invalid_utf8")
-                else:
-                    yield number, row
-    except (pa.ArrowException, OSError) as error:
-        broken = BrokenFile("corrupt_parquet", f"damaged after row {number} ({error})")
-        broken.line = number + 1
-        raise broken from None
-
-
-def _parquet_row(batch) -> dict[str, Any] | None:
-    try:
-        return batch.to_pylist()[0]
-    except UnicodeDecodeError:
-        return None
-
-# %% ../../nbs/01_data/03_documents.ipynb #221abe34
-def _read_text(file: _File) -> Iterator[tuple[None, dict[str, Any]]]:
-    "A text or source file as one document, line ends as line feeds."
-    parts, size = [], 0
-    for piece in as_utf8(read_pieces(file.path, file.warn), file.note):
-        parts.append(piece)
-        size += len(piece)
-        if size > MAX_LINE:
-            raise BrokenFile("line_too_long", f"larger than {MAX_LINE >> 20} MiB, which is no document: split it or make it JSONL")
-    try:
-        text = b"".join(parts).decode()
-    except UnicodeDecodeError as error:
-        raise BrokenFile("invalid_utf8", f"not UTF-8 (byte {error.start}); if it is GBK: iconv -f GB18030 -t UTF-8") from None
-    if size:
-        yield None, {"id": file.label, "text": text.replace("\r\n", "\n").replace("\r", "\n")}
-
-
-_READERS = {"jsonl": _read_jsonl, "csv": _read_csv, "parquet": _read_parquet, "text": _read_text}
-
-# %% ../../nbs/01_data/03_documents.ipynb #dbbe448e
-def _text_fault(row: dict[str, Any]) -> str | None:
-    "Why this row has no usable text, or None."
-    if "text" not in row:
-        return "missing_text"
-    text = row["text"]
-    if text is None:
-        return "null_text"
-    if not isinstance(text, str):
-        return "text_not_a_string"
-    if not (text := text.replace("\0", "")):
-        return "empty_text"
-    return "blank_text" if text.isspace() else None
-
-
-def _clean_id(value: Any) -> str | None:
-    "An id as text: integers are written out, anything that is neither text nor integer is none."
-    if isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
-    if isinstance(value, str) and value.strip():
-        return SURROGATE.sub("\ufffd", value.replace("\0", ""))
-    return None
-
-
-def _facts(file: _File, row: dict[str, Any], text: str) -> dict[str, Any]:
-    "domain, lang, source and year of a document: as given, else from the file and the text."
-    _, suffix = _kind(file.path)
-    lang = row.get("lang") if isinstance(row.get("lang"), str) and row["lang"].strip() else None
-    domain = row.get("domain")
-    if domain is None or not str(domain).strip():
-        domain = "code" if suffix in CODE_SUFFIXES or lang == "code" else file.folder or PROSE_SUFFIXES.get(suffix, "prose")
-    facts = {"domain": str(domain), "lang": lang or detect_language(text, str(domain)), "source": str(row.get("source") or file.label)}
-    if isinstance(year := row.get("year"), str):  # CSV has no numbers
-        facts["year"] = int(year) if re.fullmatch(r"[0-9]{1,4}", year.strip()) else None
-    return facts
-
-# %% ../../nbs/01_data/03_documents.ipynb #aea9649b
-def _document(file: _File, line: int | None, row: dict[str, Any], many: bool) -> dict[str, Any] | None:
-    """Turn a row into a document, or reject it and return None.
-
-    many: several files are read, so that integer ids, which are row numbers as a rule, are qualified by file.
-    """
-    number_id, id = isinstance(row.get("id"), int), _clean_id(row.get("id"))
-    if fault := _text_fault(row):
-        file.reject(line, fault, row["text"] if fault == "text_not_a_string" and row["text"] is not NOT_FINITE else ", ".join(row), id)
-        return None
-    flags: set[str] = set()
-    row = tidy(row, flags)
-    text = row["text"]
-    if "\0" in text:
-        text = text.replace("\0", "")
-        flags.add("nul_removed")
-    if SURROGATE.search(text):
-        text = SURROGATE.sub("\ufffd", text)
-        flags.add("surrogate_replaced")
-    if id is None:
-        id = file.label if line is None else f"{file.label}:{line}"
-    elif number_id and many:
-        id = f"{file.label}:{id}"
-    document = row | {"id": id, "text": text} | _facts(file, row, text)
-    for flag in sorted(flags):
-        file.note(flag, line, id)
-    if flags:
-        document["flags"] = sorted({*row.get("flags", []), *flags} if isinstance(row.get("flags"), list) else flags)
-    return document
-
-# %% ../../nbs/01_data/03_documents.ipynb #e995760d
-def _labels(files: Sequence[Path]) -> list[str]:
-    "The shortest ends of the paths that tell the files apart: usually the file name."
-    labels, depth = [path.name for path in files], 1
-    while len(set(labels)) < len(labels) and depth < 20:
-        depth, clash = depth + 1, {label for label, n in Counter(labels).items() if n > 1}
-        labels = ["/".join(path.parts[-depth:]) if label in clash else label for path, label in zip(files, labels)]
-    return labels
-
-
-def _folder_domain(path: Path, inputs: Sequence[str | Path]) -> str | None:
-    "For a file found in an input folder: the first folder below it."
-    for item in map(Path, inputs):
-        if item.is_dir() and path.is_relative_to(item) and len(parts := path.relative_to(item).parts) > 1:
-            return parts[0]
-    return None
-
-
-def _rows(file: _File) -> Iterator[tuple[int | None, dict[str, Any]]]:
-    "The rows of one file; a file that breaks ends with a reject row and a warning instead of an exception."
-    try:
-        yield from _READERS[_kind(file.path)[0]](file)
-    except BrokenFile as error:
-        file.broken = True
-        file.reject(error.line, error.reason, error)
-        file.warn(f"{error}; " + (f"what stands before line {error.line} is kept" if error.line else "the file is left out"))
-    except OSError as error:
-        file.broken = True
-        file.reject(None, "unreadable_file", error.strerror)
-        file.warn(f"can't be read ({error.strerror}); the file is left out")
-    else:
-        if n := file.refused["invalid_utf8"]:
-            file.warn(f"lines that are not UTF-8: {n}; if that is all of them, convert the file (iconv -f GB18030 -t UTF-8)")
-
-# %% ../../nbs/01_data/03_documents.ipynb #d47b87a7
-def _settle_id(document: dict[str, Any], file: _File, line: int | None, seen: _Seen) -> bool:
+# %% ../../nbs/01_data/03_documents.ipynb #9bbd85da
+def _settle_id(document: dict[str, Any], file: SourceFile, line: int | None, seen: _Seen) -> bool:
     "Make the id of a document unique; False when the same id came with the same text before."
     id, k = document["id"], 1
     while (state := seen.add(document["id"], document["text"])) == "clash":
@@ -492,42 +78,76 @@ def _settle_id(document: dict[str, Any], file: _File, line: int | None, seen: _S
         file.note("duplicate_id", line, document["id"])
     return True
 
-# %% ../../nbs/01_data/03_documents.ipynb #6f4d4d83
+# %% ../../nbs/01_data/03_documents.ipynb #7402ea91
+def _say_if_empty(file: SourceFile, kept: int) -> None:
+    if not kept and not file.broken and not file.skip:
+        why = ", ".join(f"{n} {reason}" for reason, n in file.refused.most_common(3))
+        file.warn(f"no documents ({why or 'it is empty'})")
+
+
+def read_file(
+    path: str | Path,
+    rejects: Rejects,
+    skip: int = 0,
+    *,
+    label: str | None = None,
+    folder: str | None = None,
+    expand_limit: int = EXPAND_LIMIT,
+    extract: Extract | None = Extract(),
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(row, document) of one file or of the object behind an address; `row` never falls.
+
+    The same file gives the same rows every time. skip: rows up to this number are passed over cheaply, and what was
+    said of them or at the beginning of the file is not said again. Rows are lines (JSONL, CSV: the first of a row),
+    rows of a table (Parquet), records (WARC), 1 for a text or HTML file. Several documents on one line share a
+    number. label: begins the ids of documents that have none; folder: the domain of documents that name none;
+    expand_limit: times that a compressed file may grow; extract: how HTML becomes text (None: not at all). Ids are
+    not made unique. StorageError when a store does not answer.
+    """
+    file, kept = SourceFile(path, label or file_name(path), rejects, folder, skip, expand_limit, extract), 0
+    for row, values in read_rows(file):
+        if document := make_document(file, row, values):
+            kept += 1
+            yield row, document
+    _say_if_empty(file, kept)
+
+# %% ../../nbs/01_data/03_documents.ipynb #b1166b2d
 def read_documents(
     inputs: str | Path | Sequence[str | Path], rejects: Rejects | None = None, *, limit_bytes: int | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Stream documents (dicts with id, text, domain, lang, source and every column that was there) from files, folders and globs.
+    """Stream documents (dicts with id, text, domain, lang, source and every column that was there) from files,
+    folders, globs, addresses.
 
-    Memory: one piece of a file, the longest line, and 21 to 43 bytes a document for ids. Bad lines cost themselves only and go to `rejects`.
-    A missing domain comes from the suffix or folder, a missing lang from `detect_language`; integer ids are qualified by file when several
-    files are read, other ids when they come twice with different texts (a second copy with the same text is rejected).
-    limit_bytes: stop before the text given out exceeds so many UTF-8 bytes. Raises UsageError for an input that isn't there.
+    Memory: one piece of a file, the longest line, page or text file, and 21 to 43 bytes a document for ids. Bad
+    lines cost themselves only and go to `rejects`. A missing domain comes from the suffix or folder, a missing lang
+    from `detect_language`; integer ids are qualified by file when several files are read, other ids when they come
+    twice with different texts (a second copy with the same text is rejected). limit_bytes: stop before the text
+    given out exceeds so many UTF-8 bytes. Raises UsageError for an input that isn't there.
     """
     rejects = Rejects() if rejects is None else rejects
     given = [inputs] if isinstance(inputs, (str, Path)) else list(inputs)
     paths = find_files(given, rejects)
     seen, left = _Seen(), math.inf if limit_bytes is None else limit_bytes
-    for path, label in zip(paths, _labels(paths)):
-        file = _File(path, label, rejects, _folder_domain(path, given))
+    for path, label in zip(paths, labels(paths)):
+        file = SourceFile(path, label, rejects, folder_domain(path, given))
         kept = 0
-        for line, row in _rows(file):
-            document = _document(file, line, row, len(paths) > 1)
+        for line, row in read_rows(file):
+            document = make_document(file, line, row, len(paths) > 1)
             if document is None or not _settle_id(document, file, line, seen):
                 continue
             left -= len(document["text"].encode())
             if left < 0:
-                rejects.warnings.append(f"{path}: stopped at the limit of {limit_bytes:,} bytes of text")
+                file.warn(f"stopped at the limit of {limit_bytes:,} bytes of text")
                 return
             kept += 1
             rejects.kept += 1
             yield document
-        if not kept and not file.broken:
-            why = ", ".join(f"{n} {reason}" for reason, n in file.refused.most_common(3))
-            file.warn(f"no documents ({why or 'it is empty'})")
+        _say_if_empty(file, kept)
 
 # %% ../../nbs/01_data/03_documents.ipynb #0a3e5798
 def write_documents(path: str | Path, documents: Iterable[dict[str, Any]]) -> int:
-    """Write documents in the order given to a `.jsonl`, `.jsonl.gz` or `.jsonl.zst` file, whole or not at all; returns how many.
+    """Write documents in the order given to a `.jsonl`, `.jsonl.gz` or `.jsonl.zst` file, whole or not at all;
+    returns how many.
 
     The same documents give the same bytes. Raises UsageError for another suffix.
     """
@@ -558,47 +178,3 @@ def _packer(raw, suffix: str):
     if suffix == ".gz":
         return gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0)
     return open(raw.fileno(), "wb", closefd=False)
-
-# %% ../../nbs/01_data/03_documents.ipynb #48d0061a
-_NOT_FOR_READING = frozenset(
-    "test tests idle_test site-packages dist-packages __pycache__ encodings pydoc_data lib-dynload tkinter turtledemo ensurepip".split())
-
-
-def _stdlib_pool() -> dict[str, list[tuple[str, str]]]:
-    "Names and texts of the standard library, sorted: its sources, and its help topics and text files."
-    root = Path(sysconfig.get_paths()["stdlib"])
-    pool: dict[str, list[tuple[str, str]]] = {"code": [], "docs": []}
-    for path in sorted(root.rglob("*")):
-        name = path.relative_to(root)
-        kind = "code" if path.suffix == ".py" else "docs" if path.suffix in (".txt", ".rst", ".md") else None
-        if not kind or _NOT_FOR_READING & set(name.parts) or not 200 <= path.stat().st_size <= 120_000:
-            continue
-        try:
-            pool[kind].append((name.as_posix(), path.read_text(encoding="utf-8")))
-        except (UnicodeDecodeError, OSError):
-            continue  # a source in another encoding, or one that this user may not read
-    try:
-        from pydoc_data.topics import topics
-    except ImportError:  # some distributions leave the help topics out
-        topics = {}
-    pool["docs"] += [(f"topics/{name}", text) for name, text in sorted(topics.items()) if len(text) >= 200]
-    return pool
-
-
-def stdlib_documents(limit_bytes: int = 3_000_000, seed: int = 0) -> Iterator[dict[str, Any]]:
-    """Documents of this Python's standard library: two thirds of `limit_bytes` source code, at most one third English documentation.
-
-    The same Python version, limit and seed give the same documents with the same ids, in the same order. Most Pythons have about 0.6 MB
-    of documentation, so that at large limits the documentation is smaller than its third. Needs no network.
-    """
-    chosen = []
-    for domain, texts in _stdlib_pool().items():
-        left = limit_bytes * 2 // 3 if domain == "code" else limit_bytes // 3
-        random.Random(f"{seed} {domain}").shuffle(texts)
-        for name, text in texts:
-            if (size := len(text.encode())) <= left:
-                left -= size
-                chosen.append({"id": f"python/{name}", "text": text, "domain": domain, "lang": "code" if domain == "code" else "en",
-                               "source": "python-stdlib", "licence": "PSF-2.0"})
-    random.Random(seed).shuffle(chosen)
-    yield from chosen

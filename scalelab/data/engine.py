@@ -33,17 +33,19 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _begin_worker() -> None:
-    "Leave Ctrl-C to the parent, and end when it ends."
+def _begin_worker(environment: dict[str, str]) -> None:
+    "Leave Ctrl-C to the parent, end when it ends, and see the environment that it has now (keys of an object store)."
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.environ.update(QUIET)
+    os.environ.update(environment | QUIET)
     parent = multiprocessing.parent_process()
     threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
 
 
 @contextlib.contextmanager
 def _apart() -> Iterator[None]:
-    "While workers start: one thread for each library, and the caller's script hidden, which they would otherwise run again."
+    """While workers start: one thread for each library, and the caller's script hidden, which they would otherwise
+    run again.
+    """
     main = sys.modules["__main__"]
     script = {k: main.__dict__.pop(k) for k in ("__file__", "__spec__") if k in main.__dict__}
     before = {k: os.environ.get(k) for k in QUIET}
@@ -63,10 +65,11 @@ def _pool(workers: int) -> ProcessPoolExecutor:
     context = multiprocessing.get_context(method)
     if method == "forkserver":
         context.set_forkserver_preload(["scalelab.data.parts"])  # imported once, not once a worker
-    return ProcessPoolExecutor(workers, mp_context=context, initializer=_begin_worker)
+    return ProcessPoolExecutor(workers, mp_context=context, initializer=_begin_worker, initargs=(dict(os.environ),))
 
 
-def _attempt(function: Callable, units: Sequence, todo: Sequence[int], workers: int, results: dict[int, Any]) -> list[int]:
+def _attempt(function: Callable, units: Sequence, todo: Sequence[int], workers: int,
+        results: dict[int, Any]) -> list[int]:
     "Work through `todo` until it is done or a worker dies; the units that were at work at that moment."
     waiting, running, whole = deque(todo), {}, False
     pool = _pool(min(workers, len(todo)))
@@ -109,18 +112,22 @@ def _run_local(function: Callable, units: Sequence, workers: int, name_of: Calla
         hit = _attempt(function, units, alone or todo, 1 if alone else workers, results)
         accidents.update(hit)
         if not hit and len(results) == before:
-            raise CheckFailed("no worker process can be started here (memory, or a limit on processes); try --workers 1")
+            raise CheckFailed(
+                "no worker process can be started here (memory, or a limit on processes); try --workers 1")
         if lost := [i for i in hit if accidents[i] >= TRIES]:
             raise _killer(name_of(units[lost[0]]), "worker process")
     return [results[i] for i in range(len(units))]
 
 
 def _killer(name: str, what: str) -> CheckFailed:
-    return CheckFailed(f"{name}: {TRIES} times the {what} that worked on it was killed (out of memory?); what was finished is kept; run again with fewer --workers, or without this file")
+    return CheckFailed(
+        f"{name}: {TRIES} times the {what} that worked on it was killed (out of memory?); what was finished is kept; "
+        "run again with fewer --workers, or without this file")
 
 # %% ../../nbs/01_data/29_engine.ipynb #3fe4ba50
 def fragile(unit: tuple[str, str, int]) -> int:
-    """A unit for trying engines: squares a number, after killing its own process as often as its file of marks asks for.
+    """A unit for trying engines: squares a number, after killing its own process as often as its file of marks asks
+    for.
 
     unit: (file that counts the visits, number of visits that end with SIGKILL, the number).
     """
@@ -140,13 +147,16 @@ def _start_ray(address: str, workers: int):
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         import ray
     except ImportError:
-        raise UsageError('--engine ray: Ray is not installed; pip install "scalelab[cluster]", or use --engine local') from None
+        raise UsageError(
+            '--engine ray: Ray is not installed; pip install "scalelab[cluster]", or use --engine local') from None
     if not ray.is_initialized():
         local = {} if address else {"num_cpus": workers, "include_dashboard": False}
         try:
             ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR", **local)
         except (ConnectionError, ValueError, RuntimeError, OSError) as error:
-            raise UsageError(f"--ray_address {address or 'local'}: no Ray cluster answers there ({str(error).splitlines()[0][:120]})") from None
+            raise UsageError(
+                f"--ray_address {address or 'local'}: no Ray cluster answers there "
+                f"({str(error).splitlines()[0][:120]})") from None
     return ray
 
 
@@ -171,11 +181,11 @@ def _run_ray(ray, function: Callable, units: Sequence, name_of: Callable[[Any], 
 # %% ../../nbs/01_data/29_engine.ipynb #994d549a
 ENGINES = ("local", "ray")
 
-
+# %% ../../nbs/01_data/29_engine.ipynb #47768413
 class Engine(contextlib.AbstractContextManager):
     """Runs units: `with Engine("local", workers=4) as engine: results = engine.run(function, units)`.
 
-    name: local or ray. workers: processes at once, 0 for one a core. ray_address: of a cluster; empty starts one here, which ends with the block.
+    workers: processes at once, 0 for one a core. ray_address: of a cluster; empty starts one for the block.
     """
 
     def __init__(self, name: str = "local", workers: int = 0, ray_address: str = ""):
@@ -188,11 +198,17 @@ class Engine(contextlib.AbstractContextManager):
         self.name, self.workers, self.address = name, workers or cores(), ray_address
         self._ray, self._mine = None, False
 
-    def run(self, function: Callable[[Any], Any], units: Sequence[Any], name_of: Callable[[Any], str] = str) -> list[Any]:
+    @property
+    def in_process(self) -> bool:
+        "Whether units run in this very process."
+        return self.name == "local" and self.workers == 1
+
+    def run(self, function: Callable[[Any], Any], units: Sequence[Any],
+            name_of: Callable[[Any], str] = str) -> list[Any]:
         """`function(unit)` for every unit; the results in the order of the units.
 
-        function: of a module, harmless when done twice; its exceptions are raised here. name_of: what a unit is called in messages.
-        Raises CheckFailed naming the unit that kills every worker.
+        function: of a module, harmless when done twice; its exceptions are raised here.
+        name_of: a unit's name in messages. Raises CheckFailed naming the unit that kills every worker.
         """
         if not units:
             return []
@@ -214,7 +230,9 @@ class Engine(contextlib.AbstractContextManager):
 # %% ../../nbs/01_data/29_engine.ipynb #7ff807bf
 @contextlib.contextmanager
 def watching(done: Callable[[], float], total: float, desc: str, unit: str = "B", every: float = 1.0) -> Iterator[None]:
-    "A progress bar with rate and time left over the block, fed by `done()` every second or more seldom when looking is slow."
+    """A progress bar with rate and time left over the block, fed by `done()` every second or more seldom when looking
+    is slow.
+    """
     stop = threading.Event()
 
     def look() -> None:

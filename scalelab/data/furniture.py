@@ -55,7 +55,7 @@ _HINTS = frozenset("""
 _HAN = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003134f]")
 _PIECE = re.compile(r"[\n！!。]+|(?<=[a-z\]])\. +")
 
-
+# %% ../../nbs/01_data/064_furniture.ipynb #f40d1570
 def _pieces(text: str) -> Iterator[str]:
     "The text in short pieces: sentences and lines, long ones cut at spaces and commas into about 150 characters."
     for piece in _PIECE.split(text):
@@ -105,10 +105,22 @@ def _piece_kind(piece: str) -> str:
     return "stuffed" if _is_stuffed(han, words) else ""
 
 
+def _has_phrase(text: str) -> bool:
+    "Does any phrase stand anywhere? Without one no piece can count, and most good documents have none."
+    if _HAN.search(text) and (_FURNITURE_ZH.search(text) or _SPAM_ZH.search(text)):
+        return True
+    low = text.lower()
+    if _HINTS.isdisjoint(re.findall(r"[a-z]+", low)):
+        return False
+    return _FURNITURE_EN.search(low) is not None or _SPAM_EN.search(low) is not None
+
+# %% ../../nbs/01_data/064_furniture.ipynb #fb4fc97a
 @shared
 def _junk_pieces(text: str) -> tuple[float, float]:
     "Shares of the characters in pieces of page furniture and in pieces of advertising, of the first 20,000 characters."
     sizes: Counter[str] = Counter()
+    if not _has_phrase(text[:20_000]):
+        return 0.0, 0.0
     for piece in _pieces(text[:20_000]):
         sizes["all"] += len(piece)
         if 2 <= len(piece) <= 400:  # a longer one has neither spaces nor commas: no sentence of either kind

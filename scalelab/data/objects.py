@@ -21,7 +21,8 @@ from scalelab.data.stores import (
 )
 
 # %% auto #0
-__all__ = ['READ_BYTES', 'Body', 'span_of', 'open_body', 'read_pieces', 'replacing', 'get', 'put', 'get_text', 'put_text']
+__all__ = ['READ_BYTES', 'PART_BYTES', 'Body', 'span_of', 'open_body', 'read_pieces', 'replacing', 'get', 'put', 'get_text',
+           'put_text']
 
 # %% ../../nbs/01_data/011_objects.ipynb #573af503
 READ_BYTES = 1 << 20  # asked of a stream at once
@@ -29,7 +30,7 @@ READ_BYTES = 1 << 20  # asked of a stream at once
 
 @dataclass
 class Body:
-    "An answer that has begun: offset of its first byte, size and version of the whole object, how to read on and to close."
+    "An answer that has begun: offset of its first byte, size and version of the whole, how to read on and to close."
 
     begins: int
     size: int | None
@@ -51,7 +52,7 @@ async def _take(read: Callable[[int], Any], n: int) -> bytes:
             raise
     return b"".join(parts)
 
-
+# %% ../../nbs/01_data/011_objects.ipynb #7361d502
 async def _ask(fs: Any, url: str, start: int) -> tuple[int, dict, Any, Any, bytes]:
     "Begin a GET at `start`: status, headers, read, close, first piece."
     ask = {"Range": f"bytes={start}-"} if start else {}
@@ -144,17 +145,18 @@ class _Reader:
     def broke(self, error: BaseException) -> None:
         "Wait before the next attempt, or raise."
         if self.empty >= self.EMPTY_ANSWERS and passing(error):
-            raise StorageError(f"{mask(self.remote.url)}: got {self.at} bytes, expected {self.remote.size}: {self.empty} answers "
-                               "in a row brought nothing more; the object is cut short") from error
+            raise StorageError(f"{mask(self.remote.url)}: got {self.at} bytes, expected {self.remote.size}: {self.empty} "
+                               "answers in a row brought nothing more; the object is cut short") from error
         self.patience.failed(error)
 
 # %% ../../nbs/01_data/011_objects.ipynb #9ac6c930
 def read_pieces(url: str | Remote, start: int = 0, piece: int = 1 << 20, budget: float = 120.0) -> Iterator[bytes]:
     """The bytes of an object from `start` on, in pieces of at most `piece` bytes.
 
-    A broken connection is taken up at the offset reached, as long as no `budget` seconds pass without a byte. StorageError when
-    the object is shorter or longer than told at the beginning or was replaced, when access is refused or the budget spent.
-    A Remote (from `expand`) says what to expect; an address is looked up first. An unknown size can't be checked.
+    A broken connection is taken up at the offset reached, as long as no `budget` seconds pass without a byte.
+    StorageError when the object is shorter or longer than told at the beginning or was replaced, when access is refused
+    or the budget spent. A Remote (from `expand`) says what to expect; an address is looked up first. An unknown size
+    can't be checked.
     """
     remote = url if isinstance(url, Remote) else stat(url, budget)
     if remote.size is not None and start > remote.size:
@@ -202,10 +204,14 @@ def get(url: str | Remote, path: str | Path, budget: float = 120.0) -> None:
             file.write(data)
 
 # %% ../../nbs/01_data/011_objects.ipynb #01536907
+PART_BYTES = 1 << 25  # of a multipart upload
+
+
 def put(path: str | Path, url: str, budget: float = 120.0) -> Remote:
     """Copy a file to an address, the whole object or none, and say what the store has then.
 
-    UsageError for http(s), which is read only; StorageError as for reading, and when the store ends up with another size.
+    UsageError for http(s), which is read only; StorageError as for reading, and when the store ends up with another
+    size.
     """
     scheme, size = scheme_of(url), Path(path).stat().st_size
     if scheme == "http":
@@ -217,22 +223,23 @@ def put(path: str | Path, url: str, budget: float = 120.0) -> Remote:
     elif scheme == "memory":
         fs.pipe_file(url, Path(path).read_bytes())  # its put_file shows the object while it grows
     else:
-        # parts of 32 MiB, four at a time, bound the memory; a store takes at most 10,000 of them
-        parts = {"chunksize": max(1 << 25, -(-size // 10_000)), "max_concurrency": 4} if scheme == "s3" else {}
+        # four parts at a time bound the memory; a store takes at most 10,000 of them
+        parts = {"chunksize": max(PART_BYTES, -(-size // 10_000)), "max_concurrency": 4} if scheme == "s3" else {}
         persist(url, budget, lambda: fs.put_file(str(path), url, **parts))
     there = stat(url, budget)
     if there.size != size:
-        raise StorageError(f"{mask(url)}: {size} bytes were written, the store has {there.size}; did the file change meanwhile?")
+        raise StorageError(f"{mask(url)}: {size} bytes were written, the store has {there.size}; "
+                           "did the file change meanwhile?")
     return there
 
 # %% ../../nbs/01_data/011_objects.ipynb #9b2c21b6
 def get_text(url: str | Remote, budget: float = 120.0) -> str:
     "A small UTF-8 object as text."
-    raw = b"".join(read_pieces(url, budget=budget))
+    raw, address = b"".join(read_pieces(url, budget=budget)), url if isinstance(url, str) else url.url
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise StorageError(f"{mask(url if isinstance(url, str) else url.url)}: not UTF-8 at byte {error.start}") from None
+        raise StorageError(f"{mask(address)}: not UTF-8 at byte {error.start}") from None
 
 
 def put_text(text: str, url: str, budget: float = 120.0) -> Remote:

@@ -5,6 +5,7 @@
 # %% ../../nbs/01_data/30_parts.ipynb #8e71f87c
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import heapq
 import io
@@ -34,10 +35,13 @@ __all__ = ['ROW', 'NO_YEAR', 'NAMED', 'MANY', 'FRAME', 'SAMPLED', 'LONGEST_SAMPL
 
 # %% ../../nbs/01_data/30_parts.ipynb #76d590ad
 ROW = np.dtype([
-    ("id", "<u8"), ("hash", "<u8", (2,)), ("row", "<u8"), ("file", "<u4"), ("chars", "<u4"), ("solid", "<u4"), ("bytes", "<u4"), ("line", "<u4"), ("quality", "<f4"),
-    ("year", "<i2"), ("domain", "<u2"), ("source", "<u2"), ("frame", "<u2"), ("lang", "u1"), ("licence", "u1"), ("flagged", "u1"), ("spare", "u1")])
+    ("id", "<u8"), ("hash", "<u8", (2,)), ("row", "<u8"), ("file", "<u4"), ("chars", "<u4"), ("solid", "<u4"),
+    ("bytes", "<u4"), ("line", "<u4"), ("quality", "<f4"),
+    ("year", "<i2"), ("domain", "<u2"), ("source", "<u2"), ("frame", "<u2"), ("lang", "u1"), ("licence", "u1"),
+    ("flagged", "u1"), ("spare", "u1")])
 NO_YEAR = -32768
-NAMED = {"domain": 65535, "source": 4095, "lang": 255, "licence": 255}  # columns that number names, with how many a part may hold
+NAMED = {"domain": 65535, "source": 4095, "lang": 255,
+    "licence": 255}  # columns that number names, with how many a part may hold
 MANY = "(many)"  # stands for the names beyond
 
 
@@ -47,9 +51,12 @@ def id_hash(id: str) -> int:
 
 
 def priority(seed: int, file: np.ndarray | int, row: np.ndarray | int) -> np.ndarray:
-    "A random-looking uint64 for each place (file number, row): the smallest ones are a sample that no order of work can change."
+    """A random-looking uint64 for each place (file number, row): the smallest ones are a sample that no order of work
+    can change.
+    """
     with np.errstate(over="ignore"):  # wrapping round is what is meant
-        value = np.asarray(row, np.uint64) + np.asarray(file, np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(seed) * np.uint64(0xD1342543DE82EF95)
+        value = np.asarray(row, np.uint64) + np.asarray(file,
+            np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(seed) * np.uint64(0xD1342543DE82EF95)
         for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
             value = (value ^ (value >> np.uint64(shift))) * np.uint64(factor)
     return value ^ (value >> np.uint64(31))
@@ -71,16 +78,27 @@ LONGEST_SAMPLE = 1_000_000  # characters of such a text
 
 @dataclass
 class Source:
-    "An input file. name: as it stands in rejects; label: the shortest unique one, which qualifies ids."
+    """An input file.
+
+    name: as it stands in rejects, empty for documents that came from memory; label: the shortest unique one, which
+    qualifies ids.
+    version: what changes when the content does; options: further arguments of `read_file`.
+    """
 
     number: int
     path: str
     name: str
     label: str
     size: int = 0
-    options: dict[str, Any] = field(default_factory=dict)  # of `read_file`
+    version: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def guess(self) -> int:
+        "Bytes of text in it, as far as its size tells: packed text is a third."
+        return self.size * (3 if self.path.endswith((".gz", ".zst", ".parquet")) else 1)
 
+# %% ../../nbs/01_data/30_parts.ipynb #04c5bec9
 @dataclass
 class Plan:
     """What is done to every document on its way into a part.
@@ -101,23 +119,99 @@ class Plan:
     seed: int = 1
     part_bytes: int = 8 << 20
 
-# %% ../../nbs/01_data/30_parts.ipynb #04c5bec9
-class PartWriter:
-    "One part being written: `judge` documents, `refuse` lines, then `commit`; without that nothing is left of it."
 
-    def __init__(self, plan: Plan, name: str):
-        self.plan, self.name, self.size, self.at = plan, name, 0, 0
-        self.rows, self.ids, self.lines, self.texts, self.frames, self.bands = [], [], [], [], [], []
-        self.names: dict[str, dict[str, int]] = {column: {} for column in NAMED}
-        self.counts = [[0, Counter()] for _ in plan.stages]
-        self.read, self.notes, self.warnings, self.cost, self.begin = Counter(), Counter(), [], Counter(), time.process_time()
-        self.values: dict[str, dict[str, Counter]] = {label: {} for label, _ in plan.stages}
+def _repaired(doc: dict[str, Any]) -> bool:
+    flags = doc.get("flags")
+    return isinstance(flags, list) and any(str(flag).startswith("repaired") for flag in flags)
+
+# %% ../../nbs/01_data/30_parts.ipynb #d5f60ef2
+class _Evidence:
+    "What a part refuses: rows of the rejects, and a sample of whole texts."
+
+    def __init__(self, plan: Plan):
+        self.plan = plan
+        self.read, self.notes, self.warnings = Counter(), Counter(), []  # what the reader says
         self.refused: list[bytes] = []
         self.samples: dict[tuple[str, str], list] = {}
+
+    def refuse(self, source: Source, row: int, reject: Reject) -> None:
+        "Keep the evidence of a refusal in its place."
+        self.refused.append(json.dumps([source.number, row, reject.to_dict()], ensure_ascii=False).encode("utf-8",
+            "replace") + b"\n")
+
+    def _removed(self, doc: dict, source: Source, row: int, label: str, outcome) -> None:
+        snippet = " ".join(doc["text"][:400].split())[:160]
+        self.refuse(source, row, Reject(source.name or str(doc.get("source", "")), row, str(doc["id"]), label,
+            outcome.reason, f"{outcome.note} | {snippet}" if outcome.note else snippet))
+        heap, lot = self.samples.setdefault((label, outcome.reason),
+            []), int(priority(self.plan.seed, source.number, row))
+        if len(heap) < SAMPLED or -heap[0][0] > lot:
+            told = doc | {"lot": lot, "text": doc["text"][:LONGEST_SAMPLE], "file": source.name, "line": row,
+                "stage": label, "reason": outcome.reason, "note": outcome.note}
+            (heapq.heappushpop if len(heap) >= SAMPLED else heapq.heappush)(heap, (-lot, json_line(told)))
+
+# %% ../../nbs/01_data/30_parts.ipynb #fead275e
+class _Frames(_Evidence):
+    "What a part keeps: packed lines, rows of the table, ids, bands."
+
+    def __init__(self, plan: Plan, name: str):
+        super().__init__(plan)
+        self.name, self.at, self.begin, self.cost = name, 0, time.process_time(), Counter()
+        self.rows, self.ids, self.lines, self.texts, self.frames, self.bands = [], [], [], [], [], []
+        self.names: dict[str, dict[str, int]] = {column: {} for column in NAMED}
         self.sources: dict[int, list[str]] = {}  # file number -> name, label
         handle, self.temporary = tempfile.mkstemp(dir=plan.folder, prefix=f".{name}.", suffix=".tmp")
         self.file = os.fdopen(handle, "wb")
         self.pack = zstandard.ZstdCompressor(level=1).compress
+
+    def _number(self, column: str, name: Any) -> int:
+        table, name = self.names[column], str(name) if name is not None else ""
+        if name not in table and len(table) >= NAMED[column]:
+            name = MANY
+        return table.setdefault(name, len(table))
+
+    def keep(self, doc: dict, source: Source, row: int) -> None:
+        "Take a document into the part."
+        text, id, line, begin = doc["text"], str(doc["id"]), json_line(doc), time.process_time()
+        self.sources[source.number] = [source.name, source.label]
+        high, low = np.frombuffer(content_hash(text), ">u8").tolist()
+        year, quality = doc.get("year"), doc.get("quality")
+        year = year if isinstance(year, int) and not isinstance(year, bool) and abs(year) < 32768 else NO_YEAR
+        quality = float(quality) if isinstance(quality, (int, float)) else -math.inf
+        self.rows.append((
+            id_hash(id), (high, low), row, source.number, len(text), sum(map(len, text.split())),
+            len(text.encode("utf-8", "surrogatepass")), len(line), quality, year,
+            *(self._number(c, doc.get(c)) for c in ("domain", "source")), len(self.frames),
+            *(self._number(c, doc.get(c)) for c in ("lang", "licence")), _repaired(doc), 0))
+        self.ids.append(id)
+        self.lines.append(line)
+        self.texts.append(text)
+        self.at += len(line)
+        self.cost["table"] += time.process_time() - begin
+        if self.at >= FRAME:
+            self._end_frame()
+
+
+
+# %% ../../nbs/01_data/30_parts.ipynb #b2905086
+class PartWriter(_Frames):
+    "One part being written: `judge` documents, `refuse` lines, then `commit`; without that nothing is left of it."
+    size = 0  # bytes of text that came
+
+    def __init__(self, plan: Plan, name: str):
+        super().__init__(plan, name)
+        self.counts = [[0, Counter()] for _ in plan.stages]
+        self.values: dict[str, dict[str, Counter]] = {label: {} for label, _ in plan.stages}
+
+    def _end_frame(self) -> None:
+        begin = time.process_time()
+        if self.plan.signer is not None:
+            self.bands.append(self.plan.signer.sign_batch(self.texts))
+            self.cost["signatures"] += time.process_time() - begin
+        begin, at = time.process_time(), self.file.tell()
+        self.frames.append([at, self.file.write(self.pack(b"".join(self.lines))), len(self.lines)])
+        self.lines, self.texts, self.at = [], [], 0
+        self.cost["packing"] += time.process_time() - begin
 
     def judge(self, doc: dict, source: Source, row: int) -> None:
         "Send a document through the stages; keep it (its pieces, where a stage cuts) or refuse it."
@@ -146,54 +240,6 @@ class PartWriter:
             doc = pieces[0]
         self.keep(doc, source, row)
 
-    def _removed(self, doc: dict, source: Source, row: int, label: str, outcome) -> None:
-        snippet = " ".join(doc["text"][:400].split())[:160]
-        self.refuse(source, row, Reject(source.name or str(doc.get("source", "")), row, str(doc["id"]), label, outcome.reason, f"{outcome.note} | {snippet}" if outcome.note else snippet))
-        heap, lot = self.samples.setdefault((label, outcome.reason), []), int(priority(self.plan.seed, source.number, row))
-        if len(heap) < SAMPLED or -heap[0][0] > lot:
-            told = doc | {"lot": lot, "text": doc["text"][:LONGEST_SAMPLE], "file": source.name, "line": row, "stage": label, "reason": outcome.reason, "note": outcome.note}
-            (heapq.heappushpop if len(heap) >= SAMPLED else heapq.heappush)(heap, (-lot, json_line(told)))
-
-    def refuse(self, source: Source, row: int, reject: Reject) -> None:
-        "Keep the evidence of a refusal in its place."
-        self.refused.append(json.dumps([source.number, row, reject.to_dict()], ensure_ascii=False).encode("utf-8", "replace") + b"\n")
-
-    def _number(self, column: str, name: Any) -> int:
-        table, name = self.names[column], str(name) if name is not None else ""
-        if name not in table and len(table) >= NAMED[column]:
-            name = MANY
-        return table.setdefault(name, len(table))
-
-    def keep(self, doc: dict, source: Source, row: int) -> None:
-        "Take a document into the part."
-        text, id, line, begin = doc["text"], str(doc["id"]), json_line(doc), time.process_time()
-        self.sources[source.number] = [source.name, source.label]
-        high, low = np.frombuffer(content_hash(text), ">u8").tolist()
-        year, quality = doc.get("year"), doc.get("quality")
-        year = year if isinstance(year, int) and not isinstance(year, bool) and abs(year) < 32768 else NO_YEAR
-        quality = float(quality) if isinstance(quality, (int, float)) else -math.inf
-        self.rows.append((
-            id_hash(id), (high, low), row, source.number, len(text), sum(map(len, text.split())), len(text.encode("utf-8", "surrogatepass")), len(line), quality, year,
-            *(self._number(c, doc.get(c)) for c in ("domain", "source")), len(self.frames), *(self._number(c, doc.get(c)) for c in ("lang", "licence")), bool(doc.get("flags")), 0))
-        self.ids.append(id)
-        self.lines.append(line)
-        self.texts.append(text)
-        self.at += len(line)
-        self.cost["table"] += time.process_time() - begin
-        if self.at >= FRAME:
-            self._end_frame()
-
-    def _end_frame(self) -> None:
-        begin = time.process_time()
-        if self.plan.signer is not None:
-            self.bands.append(self.plan.signer.sign_batch(self.texts))
-            self.cost["signatures"] += time.process_time() - begin
-        begin = time.process_time()
-        self.frames.append([self.file.tell(), 0, len(self.lines)])
-        self.frames[-1][1] = self.file.write(self.pack(b"".join(self.lines)))
-        self.lines, self.texts, self.at = [], [], 0
-        self.cost["packing"] += time.process_time() - begin
-
 # %% ../../nbs/01_data/30_parts.ipynb #18a1a983
 def commit(writer: PartWriter, **facts: Any) -> dict:
     "Make a part appear: its file first, its mark last; the mark."
@@ -201,11 +247,14 @@ def commit(writer: PartWriter, **facts: Any) -> dict:
         writer._end_frame()
     plan, table = writer.plan, np.array(writer.rows, ROW)
     ids = [id.encode("utf-8", "surrogatepass") for id in writer.ids]
-    keys = [[int.from_bytes(hashlib.sha256(prefix.encode() + id).digest()[:8], "big") for id in ids] for prefix in plan.keys]
+    keys = [[int.from_bytes(hashlib.sha256(prefix.encode() + id).digest()[:8], "big") for id in ids]
+        for prefix in plan.keys]
     samples = [line for heap in writer.samples.values() for _, line in sorted(heap, reverse=True)]
     sections = {
-        "refused": writer.pack(b"".join(writer.refused)), "samples": writer.pack(b"".join(samples)), "table": table.tobytes(), "ids": b"".join(ids),
-        "ids_at": np.cumsum([0, *map(len, ids)]).astype("<u8").tobytes(), "bands": np.concatenate(writer.bands or [np.empty((0, 1), np.uint64)]).T.astype("<u8").tobytes(), "keys": np.array(keys, "<u8").tobytes()}
+        "refused": writer.pack(b"".join(writer.refused)), "samples": writer.pack(b"".join(samples)),
+        "table": table.tobytes(), "ids": b"".join(ids),
+        "ids_at": np.cumsum([0, *map(len, ids)]).astype("<u8").tobytes(), "bands": np.concatenate(writer.bands
+        or [np.empty((0, 1), np.uint64)]).T.astype("<u8").tobytes(), "keys": np.array(keys, "<u8").tobytes()}
     at = {}
     for name, raw in sections.items():
         at[name] = [writer.file.tell(), len(raw)]
@@ -216,21 +265,25 @@ def commit(writer: PartWriter, **facts: Any) -> dict:
     os.replace(writer.temporary, Path(plan.folder, f"{writer.name}.part"))
     writer.cost["reading, writing"] = time.process_time() - writer.begin - sum(writer.cost.values())
     mark = facts | {
-        "name": writer.name, "n": len(table), "bytes": writer.size, "read": dict(writer.read), "stages": [[n, dict(removed)] for n, removed in writer.counts],
-        "values": writer.values, "cost": dict(writer.cost), "notes": dict(writer.notes), "warnings": writer.warnings, "names": {c: list(names) for c, names in writer.names.items()},
-        "sources": writer.sources, "frames": writer.frames, "at": at, "lowest": [[*key, -max(heap)[0]] for key, heap in writer.samples.items()]}
+        "name": writer.name, "n": len(table), "bytes": writer.size, "read": dict(writer.read),
+        "stages": [[n, dict(removed)] for n, removed in writer.counts],
+        "values": writer.values, "cost": dict(writer.cost), "notes": dict(writer.notes), "warnings": writer.warnings,
+        "names": {c: list(names) for c, names in writer.names.items()},
+        "sources": writer.sources, "frames": writer.frames, "at": at,
+        "lowest": [[*key, -max(heap)[0]] for key, heap in writer.samples.items()]}
     atomic_write(Path(plan.folder, f"{writer.name}.json"), json.dumps(mark, ensure_ascii=False))
     return mark
 
 
 def drop(writer: PartWriter) -> None:
     "Leave nothing of a part that was not committed."
-    writer.file.close()
+    with contextlib.suppress(OSError):  # what is not yet written meets the full disk a second time
+        writer.file.close()
     Path(writer.temporary).unlink(missing_ok=True)
 
 # %% ../../nbs/01_data/30_parts.ipynb #1b8b09b0
-class Part:
-    "A committed part: its mark and the sections of its file, read when asked for."
+class _Sections:
+    "The mark of a part, and the sections of its file that are read at once."
 
     def __init__(self, folder: str | Path, name: str):
         self.name, self.path = name, Path(folder, f"{name}.part")
@@ -249,6 +302,10 @@ class Part:
         "ROW [n]."
         return np.frombuffer(self.section("table"), ROW)
 
+    def row(self, k: int) -> np.void:
+        "The row of document k alone."
+        return np.frombuffer(self._bytes(self.mark["at"]["table"][0] + ROW.itemsize * k, ROW.itemsize), ROW)[0]
+
     def column(self, name: str, k: int) -> np.ndarray:
         "Column k of `bands` or `keys`, uint64 [n]."
         return np.frombuffer(self._bytes(self.mark["at"][name][0] + 8 * k * self.n, 8 * self.n), "<u8")
@@ -258,13 +315,19 @@ class Part:
         begin, end = np.frombuffer(self._bytes(self.mark["at"]["ids_at"][0] + 8 * k, 16), "<u8").tolist()
         return self._bytes(self.mark["at"]["ids"][0] + begin, end - begin).decode("utf-8", "surrogatepass")
 
+# %% ../../nbs/01_data/30_parts.ipynb #dce602e1
+class Part(_Sections):
+    "A committed part: its mark and the sections of its file, read when asked for."
+
     def frame(self, f: int) -> list[bytes]:
         "The lines of frame f."
         at, size, _ = self.mark["frames"][f]
         return zstandard.ZstdDecompressor().decompress(self._bytes(at, size)).splitlines(keepends=True)
 
     def lines(self, wanted: np.ndarray | None = None) -> Iterator[tuple[int, bytes]]:
-        "(k, line) of the documents, of the `wanted` ones (bool [n]) only; frames that hold none of them are passed over."
+        """(k, line) of the documents, of the `wanted` ones (bool [n]) only; frames that hold none of them are passed
+        over.
+        """
         first = 0
         for f, (_, _, n) in enumerate(self.mark["frames"]):
             if wanted is None or wanted[first : first + n].any():
@@ -278,7 +341,8 @@ class Part:
         with zstandard.ZstdDecompressor().stream_reader(io.BytesIO(self.section(name))) as raw:
             yield from map(json.loads, io.TextIOWrapper(raw, encoding="utf-8"))
 
-
+# %% ../../nbs/01_data/30_parts.ipynb #a45d0147
 def marked(folder: str | Path, task: str = "") -> list[str]:
     "Names of the committed parts of a folder (of one task), in order."
-    return sorted(name[:-5] for name in os.listdir(folder) if name.endswith(".json") and name.startswith(task) and not name.startswith("."))
+    return sorted(name[:-5] for name in os.listdir(folder) if name.endswith(".json") and name.startswith(task)
+        and not name.startswith("."))

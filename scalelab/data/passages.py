@@ -12,74 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from ..core.config import UsageError
 from .recipe import Passages
+from .suffixes import Windows, equal_windows, join_documents
 
 # %% auto #0
-__all__ = ['suffix_array', 'join_documents', 'Windows', 'equal_windows', 'choose', 'inside_character', 'remove_spans', 'Cut',
-           'Account', 'cut_passages']
-
-# %% ../../nbs/01_data/14_passages.ipynb #da3273b0
-def suffix_array(data: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Suffix array and common prefixes of bytes.
-
-    data: uint8 [n]. Returns (sa, lcp), int32 [n] each (int64 from 2 GiB): positions in the order of their suffixes, and the bytes that suffix sa[i] shares with
-    suffix sa[i - 1]; lcp[0] = 0. Raises UsageError when `pydivsufsort` is not installed.
-    """
-    try:
-        from pydivsufsort import divsufsort, kasai
-    except ImportError:
-        raise UsageError('repeated passages need pydivsufsort, which is not installed: pip install "scalelab[data]"') from None
-    if len(data) == 0:
-        return np.empty(0, np.int32), np.empty(0, np.int32)
-    data = np.require(data, np.uint8, ["C", "W"])
-    sa = divsufsort(data)
-    lcp = np.zeros(len(sa), sa.dtype)
-    lcp[1:] = kasai(data, sa)[: len(sa) - 1]  # there entry i belongs to rows i and i + 1
-    return sa, lcp
-
-# %% ../../nbs/01_data/14_passages.ipynb #dd9fd7f7
-def join_documents(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    "The texts as UTF-8 with a byte 255 after each: uint8 [n], and where each one begins, int64 [len(texts) + 1] (the last entry is n)."
-    parts = [t.encode("utf-8", "surrogatepass") for t in texts]
-    begins = np.concatenate([[0], np.cumsum([len(p) + 1 for p in parts], dtype=np.int64)]).astype(np.int64)
-    return np.frombuffer(bytearray(b"".join(p + b"\xff" for p in parts)), np.uint8), begins
-
-
-@dataclass
-class Windows:
-    """Windows of `min_chars` characters that stand at least twice, equal ones side by side.
-
-    begin, end: their bytes, int64 [m]; group: int64 [m], equal for equal windows.
-    """
-
-    begin: np.ndarray
-    end: np.ndarray
-    group: np.ndarray
-
-
-def _widths(data: np.ndarray, begins: np.ndarray, min_chars: int) -> np.ndarray:
-    "Bytes of the window of `min_chars` characters that begins at each byte, int32 [n]; 0 where none does."
-    width = np.zeros(len(data), np.int32)
-    for begin, end in zip(begins[:-1].tolist(), begins[1:].tolist()):
-        if end - begin > min_chars:
-            starts = np.flatnonzero((data[begin:end] & 0xC0) != 0x80)  # not a byte inside a character; the last is the one between documents
-            width[begin + starts[:-min_chars]] = starts[min_chars:] - starts[:-min_chars]
-    return width
-
-
-def equal_windows(data: np.ndarray, begins: np.ndarray, min_chars: int) -> Windows:
-    """All windows of `min_chars` characters that stand more than once in the documents of `join_documents`.
-
-    Linear time. Memory at the peak: 19 bytes for a byte of text (suffix array, common prefixes, widths, scratch), whatever repeats.
-    """
-    sa, lcp = suffix_array(data)
-    width = _widths(data, begins, min_chars)
-    width = width[sa]
-    same = (width > 0) & (lcp >= width)  # as the row before
-    member = np.flatnonzero(same | np.append(same[1:], False)[: len(same)])
-    begin = sa[member].astype(np.int64)
-    return Windows(begin, begin + width[member], np.cumsum(~same[member]))
+__all__ = ['choose', 'inside_character', 'remove_spans', 'Cut', 'Account', 'cut_passages']
 
 # %% ../../nbs/01_data/14_passages.ipynb #b448736c
 @dataclass
@@ -107,7 +44,8 @@ class _Chosen:
 
 
 def choose(windows: Windows, alive: np.ndarray, stay: int) -> _Chosen:
-    """The windows to cut when only documents that are `alive` count: all but the earliest of each group and those that overlap it.
+    """The windows to cut when only documents that are `alive` count: all but the earliest of each group and those
+    that overlap it.
 
     alive: bool [m], of the document of each window. stay: a position behind every text.
     """
@@ -122,7 +60,9 @@ def choose(windows: Windows, alive: np.ndarray, stay: int) -> _Chosen:
 
 # %% ../../nbs/01_data/14_passages.ipynb #0c6473f0
 def inside_character(text: str, i: int) -> bool:
-    "Do text[i - 1] and text[i] belong to one character as a reader counts? (combining marks, joiners, modifiers, flags, Hangul, CRLF)"
+    """Do text[i - 1] and text[i] belong to one character as a reader counts? (combining marks, joiners, modifiers,
+    flags, Hangul, CRLF)
+    """
     if not 0 < i < len(text):
         return False
     before, here = text[i - 1], text[i]
@@ -135,7 +75,8 @@ def inside_character(text: str, i: int) -> bool:
 
 
 def remove_spans(text: str, spans: Sequence[tuple[int, int]]) -> tuple[str, list[tuple[int, int]]]:
-    """`text` without `spans` (sorted, apart), each first shortened to whole characters; the new text, and the spans as they were cut (start == end: not at all).
+    """`text` without `spans` (sorted, apart), each first shortened to whole characters; the new text, and the spans
+    as they were cut (start == end: not at all).
 
     Where two pieces would run into each other, a line break stands between them: they were no sentence before.
     """
@@ -194,7 +135,7 @@ class _Span:
     of: str
     homes: frozenset[int] = frozenset()
 
-
+# %% ../../nbs/01_data/14_passages.ipynb #dd048358
 class _Block:
     "A block of documents, joined; `outside` are the cuts that earlier blocks ask for, by document."
 
@@ -215,7 +156,14 @@ class _Block:
         found = list(self.outside)
         for a, z in zip(*chosen.runs()):
             holder = int(np.searchsorted(self.begins, chosen.kept_at(int(chosen.begin[a])), "right")) - 1
-            found.append(_Span(int(chosen.begin[a]), int(chosen.end[z]), self.ids[holder], frozenset([holder, *home[a : z + 1].tolist()])))
+            found.append(
+                _Span(
+                    int(chosen.begin[a]),
+                    int(chosen.end[z]),
+                    self.ids[holder],
+                    frozenset([holder, *home[a : z + 1].tolist()]),
+                )
+            )
         spans: dict[int, list[_Span]] = {}
         for span in sorted(found, key=lambda s: (s.begin, s.end)):
             here = spans.setdefault(int(np.searchsorted(self.begins, span.begin, "right")) - 1, [])
@@ -236,14 +184,18 @@ class _Block:
 
 # %% ../../nbs/01_data/14_passages.ipynb #50c2bef9
 def cut_passages(
-    docs: Sequence[dict[str, Any]], options: Passages = Passages(), order: Sequence[int] | None = None,
+    docs: Sequence[dict[str, Any]],
+    options: Passages = Passages(),
+    order: Sequence[int] | None = None,
     outside: Mapping[int, Sequence[Cut]] | None = None,
 ) -> tuple[list[dict[str, Any]], list[Account]]:
     """Cut every passage of `options.min_chars` characters that stands earlier, in the same document or another one.
 
-    docs: with `id` and `text`; they are not changed, those with cuts are copies. order: positions by preference (default: as they come); a copy in a preferred document stays.
+    docs: with `id` and `text`; they are not changed, those with cuts are copies. order: positions by preference
+        (default: as they come); a copy in a preferred document stays.
     outside: by position, what stands in earlier blocks, as `PassageCutter` of `scalelab.data.anchors` finds them.
-    Returns the documents that stay, in the order given, and one account for each that lost text. Every passage that is cut stands in a document that stays.
+    Returns the documents that stay, in the order given, and one account for each that lost text. Every passage that
+    is cut stands in a document that stays.
     """
     order = list(range(len(docs))) if order is None else [int(i) for i in order]
     rank = {i: d for d, i in enumerate(order)}
@@ -264,4 +216,6 @@ def cut_passages(
     texts = {order[d]: text for d, (text, _) in done.items()}
     accounts = {d: account for d, (_, account) in done.items()} | fallen
     stay = sorted(order[d] for d in np.flatnonzero(alive))
-    return [docs[i] | {"text": texts[i]} if i in texts else docs[i] for i in stay], [accounts[d] for d in sorted(accounts)]
+    return [docs[i] | {"text": texts[i]} if i in texts else docs[i] for i in stay], [
+        accounts[d] for d in sorted(accounts)
+    ]

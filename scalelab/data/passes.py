@@ -8,24 +8,73 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from .documents import Reject, Rejects, read_file
-from .parts import ROW, Part, PartWriter, Plan, Source, commit, drop, id_hash, marked
-from .recipe import DocumentStage, Exact, Near, Outcome, Passages
+from ..core.config import UsageError
+from .documents import Reject, Rejects, find_files, folder_domain, labels, read_file
+from .parts import ROW, Part, PartWriter, Plan, Source, commit, drop, marked
+from .recipe import DocumentStage, Outcome, Passages
+from .storage import is_url, mask, stat
 
 # %% auto #0
-__all__ = ['DECISION', 'Task', 'read_task', 'Corpus', 'preference', 'exact_twins', 'decide', 'MapTask', 'cut_block', 'living',
-           'map_task']
+__all__ = ['sources_of', 'limit_point', 'not_inside', 'Task', 'read_task', 'Corpus', 'MapTask', 'cut_block', 'living', 'map_task']
+
+# %% ../../nbs/01_data/31_passes.ipynb #69272803
+def _facts(path: Any) -> tuple[int, str]:
+    "Size and version of an input."
+    if is_url(path):
+        remote = stat(str(path))
+        return remote.size, remote.version
+    try:
+        found = os.stat(path)
+        return found.st_size, str(found.st_mtime_ns)
+    except OSError:  # a link that leads nowhere: the reader names it and goes on
+        return 0, ""
+
+
+def sources_of(inputs: Sequence[str | Path], rejects: Rejects) -> list[Source]:
+    """The input files, numbered; UsageError for one that is not there. What was passed over is told in
+    `rejects.warnings`.
+    """
+    paths = find_files(inputs, rejects) if inputs else []
+    return [Source(k, str(path), mask(str(path)), label, *_facts(path),
+            {"label": label, "folder": folder_domain(path, inputs)})
+        for k, (path, label) in enumerate(zip(paths, labels(paths)))]
+
+
+def limit_point(sources: Sequence[Source], limit_bytes: int) -> tuple[tuple[int, int] | None, list[str]]:
+    """((file number, row) of the last document before the text exceeds the limit, or None where it does not; what to
+    tell about it).
+    """
+    left = limit_bytes or float("inf")
+    last = (-1, 0)
+    for source in sources if limit_bytes else ():
+        for row, doc in read_file(source.path, Rejects(keep=0), **source.options):
+            left -= len(doc["text"].encode("utf-8", "surrogatepass"))
+            if left < 0:
+                return last, [f"{source.name}: stopped at the limit of {limit_bytes:,} bytes of text"]
+            last = (source.number, row)
+    return None, []
+
+# %% ../../nbs/01_data/31_passes.ipynb #9474df75
+def not_inside(out: Path, inputs: Iterable[str | Path]) -> None:
+    "Refuse an output folder inside an input folder: the next run would read its own products."
+    for item in (Path(i) for i in inputs if not is_url(i)):
+        if item.is_dir() and (out.resolve() == item.resolve() or item.resolve() in out.resolve().parents):
+            raise UsageError(
+                f"--out {out}: lies inside the input {item}, which would be read again next time; give a folder "
+                "outside of it")
 
 # %% ../../nbs/01_data/31_passes.ipynb #b53df194
 class _Tap(Rejects):
-    "Hands what the reader says to the part that is being written; on the way back into a file what was said before is not said again."
+    """Hands what the reader says to the part that is being written; on the way back into a file what was said before
+    is not said again.
+    """
 
     def __init__(self):
         super().__init__(keep=0)
@@ -33,9 +82,12 @@ class _Tap(Rejects):
         self.source, self.row, self.skip = None, 0, 0
 
     def add(self, reject: Reject) -> None:
+        if reject.line and reject.line <= self.skip:
+            return
         super().add(reject)
         self.writer.read[reject.reason] += 1
-        self.writer.refuse(self.source, self.row, Reject(self.source.name, reject.line, reject.id, reject.stage, reject.reason, reject.snippet))
+        self.writer.refuse(self.source, self.row, Reject(self.source.name, reject.line, reject.id, reject.stage,
+            reject.reason, reject.snippet))
 
     def note(self, file: str, line: int | None, id: str | None, what: str) -> None:
         if not self.skip or (line or 0) > self.skip:
@@ -48,14 +100,16 @@ class _Tap(Rejects):
 
 @dataclass
 class Task:
-    "Input files that one worker reads in order. name: begins the names of its parts; limit: (file number, row) behind which nothing is read."
+    """Input files that one worker reads in order. name: begins the names of its parts; limit: (file number, row)
+    behind which nothing is read.
+    """
 
     name: str
     sources: list[Source]
     plan: Plan
     limit: tuple[int, int] | None = None
 
-
+# %% ../../nbs/01_data/31_passes.ipynb #59162dc3
 def read_task(task: Task) -> int:
     "Read the files of a task into parts, from where an earlier attempt ended; how many parts there are."
     done, first, skip = marked(task.plan.folder, task.name), 0, 0
@@ -88,18 +142,14 @@ def read_task(task: Task) -> int:
     return number + 1
 
 # %% ../../nbs/01_data/31_passes.ipynb #f4954e3a
-class Corpus:
-    """The documents of a folder of parts, numbered 0 .. n-1 in the order of tasks and parts.
-
-    Memory: the small facts of each part, a column while it is used, and 64 unpacked frames of about a quarter megabyte.
-    """
+class _Columns:
+    "The parts of a folder and the columns of their tables, those of all parts joined."
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
         self.parts = [Part(folder, name) for name in marked(folder)]
         self.starts = np.cumsum([0, *(p.n for p in self.parts)])
         self.n = int(self.starts[-1])
-        self._frame = functools.lru_cache(maxsize=64)(lambda p, f: self.parts[p].frame(f))
 
     def column(self, name: str) -> np.ndarray:
         "A column of the table [n]."
@@ -116,6 +166,21 @@ class Corpus:
             here = np.array([names.setdefault(v, len(names)) for v in part.mark["names"][name]], np.int32)
             codes.append(here[part.table()[name]] if part.n else here)
         return np.concatenate(codes), list(names)
+
+    def split(self, mask: np.ndarray) -> list[np.ndarray]:
+        "An array over documents as one piece a part."
+        return np.split(mask, self.starts[1:-1]) if self.parts else []
+
+# %% ../../nbs/01_data/31_passes.ipynb #87d72408
+class Corpus(_Columns):
+    """The documents of a folder of parts, numbered 0 .. n-1 in the order of tasks and parts.
+
+    Memory: the small facts of each part, a column while it is used, and 16 unpacked frames of about a quarter megabyte.
+    """
+
+    def __init__(self, folder: str | Path):
+        super().__init__(folder)
+        self._frame = functools.lru_cache(maxsize=16)(lambda p, f: self.parts[p].frame(f))
 
     def place(self, i: int) -> tuple[int, int]:
         "(number of the part, position in it) of document i."
@@ -140,70 +205,12 @@ class Corpus:
         p, k = self.place(i)
         return self.parts[p].id(k)
 
-    def split(self, mask: np.ndarray) -> list[np.ndarray]:
-        "An array over documents as one piece a part."
-        return np.split(mask, self.starts[1:-1]) if self.parts else []
-
-# %% ../../nbs/01_data/31_passes.ipynb #2326e5d1
-def preference(corpus: Corpus, where: np.ndarray, keep: str) -> np.ndarray:
-    "The positions `where` (rising) in the order in which they claim a place, int64."
-    keys = [] if keep == "first" else [-corpus.column("solid")[where].astype(np.int64)]
-    if keep == "newest":
-        keys.append(-corpus.column("year")[where].astype(np.int32))
-    if keep == "best":
-        keys.append(-corpus.column("quality")[where])
-    return where[np.lexsort(keys)] if keys else where
-
-
-def exact_twins(corpus: Corpus, where: np.ndarray, keep: str) -> np.ndarray:
-    """For each document of `where` the position of its preferred twin, or -1 where it is that twin itself; int64.
-
-    Twins have the same 128 bits of their normalised text. Memory: 48 bytes a document while it sorts.
-    """
-    order = preference(corpus, where, keep)
-    high, low = corpus.column("hash")[order].T
-    by = np.lexsort((low, high))  # stable: within equal hashes the order of preference
-    new = np.ones(len(by), bool)
-    new[1:] = (high[by][1:] != high[by][:-1]) | (low[by][1:] != low[by][:-1])
-    head = np.maximum.accumulate(np.where(new, np.arange(len(by)), 0))
-    of = np.full(corpus.n, -1, np.int64)
-    of[order[by]] = np.where(new, -1, order[by[head]])
-    return of[where]
-
-# %% ../../nbs/01_data/31_passes.ipynb #5958ee6f
-DECISION = np.dtype([("doc", "<i8"), ("of", "<i8"), ("jaccard", "<f4")])
-
-
-def decide(corpus: Corpus, alive: np.ndarray, stage: Exact | Near, signer: Any, file: Path) -> np.ndarray:
-    """The documents that an exact or near stage removes, as DECISION rows in the order of the corpus; also written to `file`.
-
-    alive: bool [n], who is left so far. signer: the one that made the bands. A file that is there is read.
-    """
-    if file.exists():
-        return np.load(file)
-    where = np.flatnonzero(alive)
-    if isinstance(stage, Exact):
-        of = exact_twins(corpus, where, stage.keep)
-        alike = np.ones(len(where), np.float32)
-    else:
-        from scalelab.data.index import near_duplicates
-
-        rank = np.searchsorted(where, preference(corpus, where, stage.keep))
-        found = near_duplicates(
-            lambda b: corpus.words("bands", b)[where], len(where), rank, lambda i: corpus.fetch(int(where[i])), stage.threshold, signer, scratch=file.parent)
-        of, alike = np.where(found.of >= 0, where[found.of], -1), found.jaccard
-    gone = np.flatnonzero(of >= 0)
-    rows = np.empty(len(gone), DECISION)
-    rows["doc"], rows["of"], rows["jaccard"] = where[gone], of[gone], alike[gone]
-    temporary = file.with_name(f".{file.name}.tmp.npy")
-    np.save(temporary, rows)
-    os.replace(temporary, file)
-    return rows
-
 # %% ../../nbs/01_data/31_passes.ipynb #4ce90144
 @dataclass
 class MapTask:
-    "Parts of an earlier pass that one worker maps to parts of the same names. alive: packed bits for each part, who is left."
+    """Parts of an earlier pass that one worker maps to parts of the same names. alive: packed bits for each part, who
+    is left.
+    """
 
     folder: str
     names: list[str]
@@ -228,7 +235,8 @@ def cut_block(docs: Sequence[dict[str, Any]], options: Passages) -> list[Outcome
     numbered = [{"id": str(k), "text": doc["text"]} for k, doc in enumerate(docs)]  # ids may occur twice before the end
     stay, accounts = cut_passages(numbered, options)
     texts = {int(d["id"]): d["text"] for d in stay}
-    outcomes = [Outcome(doc if texts.get(k) == doc["text"] else doc | {"text": texts[k]}) if k in texts else None for k, doc in enumerate(docs)]
+    outcomes = [Outcome(doc if texts.get(k) == doc["text"] else doc | {"text": texts[k]}) if k in texts else None
+        for k, doc in enumerate(docs)]
     for account in accounts:
         if account.removed:
             account.cuts = [replace(cut, of=str(docs[int(cut.of)]["id"])) for cut in account.cuts]

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import heapq
 import json
 import os
@@ -22,19 +23,22 @@ import zstandard
 from ..core.config import human_bytes
 from .bytestream import json_line
 from .documents import Reject
-from .parts import SAMPLED, Part, priority
+from .parts import SAMPLED, Part, marked, priority
 from .passes import Corpus
 
 # %% auto #0
-__all__ = ['KEEP_ID', 'BY_FILE', 'BY_ROW', 'rename_codes', 'final_id', 'whole_file', 'write_rows', 'read_rows', 'FileTask',
-           'file_tasks', 'write_file', 'TellTask', 'tell_part', 'Gone', 'collect_samples', 'tally', 'card_text']
+__all__ = ['KEEP_ID', 'BY_FILE', 'BY_ROW', 'QUANTILES', 'rename_codes', 'final_id', 'whole_file', 'write_rows', 'read_rows',
+           'FileTask', 'file_tasks', 'write_file', 'Gone', 'partner_note', 'TellTask', 'tell_tasks', 'tell_part',
+           'collect_samples', 'tally', 'card_text', 'length_quantiles', 'length_limit', 'domains_of', 'summed']
 
 # %% ../../nbs/01_data/32_products.ipynb #76e77f88
 KEEP_ID, BY_FILE, BY_ROW = 0, 1, 2
 
 
 def rename_codes(ids: np.ndarray, files: np.ndarray) -> np.ndarray:
-    "KEEP_ID, BY_FILE or BY_ROW for each document uint8 [n], from the hashes of ids and the numbers of files, in the order of the corpus."
+    """KEEP_ID, BY_FILE or BY_ROW for each document uint8 [n], from the hashes of ids and the numbers of files, in the
+    order of the corpus.
+    """
     by = np.argsort(ids, kind="stable")
     again = np.zeros(len(ids), bool)
     again[1:] = ids[by][1:] == ids[by][:-1]
@@ -85,7 +89,9 @@ def read_rows(path: str | Path) -> Iterator[dict[str, Any]]:
 # %% ../../nbs/01_data/32_products.ipynb #c6adbcc5
 @dataclass
 class FileTask:
-    "One file of documents. spans: (name of a part, packed bits of the documents to write, rename code of every document of the part)."
+    """One file of documents. spans: (name of a part, packed bits of the documents to write, rename code of every
+    document of the part).
+    """
 
     folder: str
     path: str
@@ -101,12 +107,13 @@ def file_tasks(corpus: Corpus, alive: np.ndarray, folder: str | Path, file_bytes
     tasks: dict[int, FileTask] = {}
     for part, numbers, code in zip(corpus.parts, corpus.split(number), corpus.split(codes)):
         for k in np.unique(numbers[numbers >= 0]).tolist():
-            tasks.setdefault(k, FileTask(str(corpus.folder), "", [])).spans.append((part.name, np.packbits(numbers == k).tobytes(), code.tobytes()))
+            tasks.setdefault(k, FileTask(str(corpus.folder), "", [])).spans.append((part.name,
+                np.packbits(numbers == k).tobytes(), code.tobytes()))
     for k, task in enumerate(tasks.values()):
         task.path = str(Path(folder, f"{k:05d}.jsonl.zst"))
     return list(tasks.values())
 
-
+# %% ../../nbs/01_data/32_products.ipynb #ad6ba4ba
 def write_file(task: FileTask) -> str:
     "Write one file of documents unless it is there; its path."
     if Path(task.path).exists():
@@ -114,25 +121,94 @@ def write_file(task: FileTask) -> str:
     with whole_file(task.path) as out:
         for name, bits, codes in task.spans:
             part = Part(task.folder, name)
-            wanted, renamed = np.unpackbits(np.frombuffer(bits, np.uint8), count=part.n).astype(bool), np.frombuffer(codes, np.uint8)
+            wanted, renamed = np.unpackbits(np.frombuffer(bits, np.uint8),
+                count=part.n).astype(bool), np.frombuffer(codes, np.uint8)
             table = part.table() if renamed.any() else None
             for k, line in part.lines(wanted):
                 if renamed[k]:
                     doc = json.loads(line)
                     label = part.mark["sources"][str(table["file"][k])][1]
-                    line = json_line(doc | {"id": final_id(str(doc["id"]), int(renamed[k]), label, int(table["row"][k]))})
+                    line = json_line(doc | {"id": final_id(str(doc["id"]), int(renamed[k]), label,
+                        int(table["row"][k]))})
                 out.write(line)
     return task.path
 
 # %% ../../nbs/01_data/32_products.ipynb #d7d7c47a
 @dataclass
+class Gone:
+    """What one stage over the corpus removed: positions in the corpus of its pass, of whom, how alike; `of` is empty
+    for a list of documents that stay.
+    """
+
+    corpus: Corpus
+    stage: str
+    reason: str
+    docs: np.ndarray
+    of: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    jaccard: np.ndarray = field(default_factory=lambda: np.empty(0, np.float32))
+
+    def note(self, k: int) -> str:
+        "The evidence against document number k of the list."
+        return partner_note(self.corpus.parts[(at := self.corpus.place(int(self.of[k])))[0]], at[1],
+            float(self.jaccard[k])) if len(self.of) else ""
+
+
+def partner_note(part: Part, k: int, jaccard: float) -> str:
+    "One line of evidence: who stays, where it stands, how alike."
+    row = part.row(k)
+    return f"of {part.id(k)} ({part.mark['sources'][str(row['file'])][1]}:{row['row']}), Jaccard {jaccard:.3f}"
+
+# %% ../../nbs/01_data/32_products.ipynb #38f001c8
+_FATE = np.dtype([("k", "<u4"), ("part", "<u4"), ("at", "<u4"), ("jaccard", "<f4")])  # who goes, and place of who stays
+
+
+@dataclass
 class TellTask:
-    "The rejects of one part. folders: of all passes; gone: (pass, position in the part, stage, reason, note) of what was decided."
+    """The rejects of one part. folders: of all passes; gone: (pass, stage, reason, _FATE rows as bytes) of what was
+    decided.
+    """
 
     folders: list[str]
     name: str
-    gone: list[tuple[int, int, str, str, str]]
     path: str
+    gone: list[tuple[int, str, str, bytes]] = field(default_factory=list)
+
+
+def tell_tasks(passes: list[Corpus], gone: list[tuple[int, Gone]], folder: str | Path) -> list[TellTask]:
+    "One task a part; `gone` with the number of the pass that each belongs to."
+    tasks = {p.name: TellTask([str(c.folder) for c in passes], p.name, str(Path(folder, f"{p.name}.told")))
+        for p in passes[0].parts}
+    for number, g in gone:
+        starts = passes[number].starts
+        fates = np.empty(len(g.docs), _FATE)
+        mine, fates["part"] = (np.searchsorted(starts, who, side="right") - 1 for who in (g.docs, g.of))
+        fates["k"], fates["at"], fates["jaccard"] = g.docs - starts[mine], g.of - starts[fates["part"]], g.jaccard
+        for p in np.unique(mine).tolist():
+            tasks[passes[number].parts[p].name].gone.append((number, g.stage, g.reason, fates[mine == p].tobytes()))
+    return list(tasks.values())
+
+
+@functools.lru_cache(maxsize=64)
+def _part(folder: str, number: int) -> Part:
+    return Part(folder, _names(folder)[number])
+
+
+@functools.lru_cache(maxsize=4)
+def _names(folder: str) -> list[str]:
+    return marked(folder)  # of a pass that is complete: it does not change
+
+# %% ../../nbs/01_data/32_products.ipynb #6aa47e4a
+def _decided(part: Part, folder: str, stage: str, reason: str,
+        fates: np.ndarray) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    "(file, row, reject) of the documents of a part that a decision removed."
+    wanted, table, why = np.zeros(part.n, bool), part.table(), {int(f["k"]): f for f in fates}
+    wanted[fates["k"]] = True
+    for k, line in part.lines(wanted):
+        doc, fate, file, row = json.loads(line), why[k], int(table["file"][k]), int(table["row"][k])
+        note = partner_note(_part(folder, int(fate["part"])), int(fate["at"]), float(fate["jaccard"]))
+        name, snippet = part.mark["sources"][str(file)][0] or str(doc.get("source",
+            "")), " ".join(doc["text"][:400].split())[:160]
+        yield file, row, Reject(name, row, str(doc["id"]), stage, reason, f"{note} | {snippet}").to_dict()
 
 
 def tell_part(task: TellTask) -> str:
@@ -143,38 +219,23 @@ def tell_part(task: TellTask) -> str:
     for number, folder in enumerate(task.folders):
         part = Part(folder, task.name)
         rows += [(file, row, number, told) for file, row, told in part.told("refused")]
-        gone = {k: why for n, k, *why in task.gone if n == number}
-        wanted, table = np.zeros(part.n, bool), part.table() if gone else None
-        wanted[list(gone)] = True
-        for k, line in part.lines(wanted) if gone else ():
-            doc, (stage, reason, note) = json.loads(line), gone[k]
-            file, row = int(table["file"][k]), int(table["row"][k])
-            name, snippet = part.mark["sources"][str(file)][0] or str(doc.get("source", "")), " ".join(doc["text"][:400].split())[:160]
-            rows.append((file, row, number, Reject(name, row, str(doc["id"]), stage, reason, f"{note} | {snippet}" if note else snippet).to_dict()))
+        for _, stage, reason, fates in (g for g in task.gone if g[0] == number):
+            rows += [(file, row, number, told)
+                for file, row, told in _decided(part, folder, stage, reason, np.frombuffer(fates, _FATE))]
     rows.sort(key=lambda r: r[:3])  # stable: what one pass says of a row stays in its order
     write_rows(task.path, (told for *_, told in rows))
     return task.path
 
 # %% ../../nbs/01_data/32_products.ipynb #109da649
-@dataclass
-class Gone:
-    "What one stage over the corpus removed: positions in the corpus of a pass, and a line of evidence for each."
-
-    corpus: Corpus
-    stage: str
-    reason: str
-    docs: np.ndarray
-    notes: list[str] = field(default_factory=list)
-
-
 def _drawn(gone: Gone, seed: int) -> Iterator[dict[str, Any]]:
     lots = priority(seed, gone.corpus.column("file")[gone.docs], gone.corpus.column("row")[gone.docs])
     for k in np.argsort(lots, kind="stable")[:SAMPLED].tolist():
         i = int(gone.docs[k])
         p, at = gone.corpus.place(i)
-        row = gone.corpus.parts[p].table()[at]
+        row = gone.corpus.parts[p].row(at)
         name = gone.corpus.parts[p].mark["sources"][str(row["file"])][0]
-        yield json.loads(gone.corpus.line(i)) | {"file": name, "line": int(row["row"]), "stage": gone.stage, "reason": gone.reason, "note": gone.notes[k] if gone.notes else ""}
+        yield json.loads(gone.corpus.line(i)) | {"file": name, "line": int(row["row"]), "stage": gone.stage,
+            "reason": gone.reason, "note": gone.note(k)}
 
 
 def collect_samples(passes: list[Corpus], gone: list[Gone], seed: int) -> list[dict[str, Any]]:
@@ -187,12 +248,16 @@ def collect_samples(passes: list[Corpus], gone: list[Gone], seed: int) -> list[d
                 continue
             for k, told in enumerate(part.told("samples")):
                 heap = best.setdefault((told["stage"], told["reason"]), [])
-                (heapq.heappush if len(heap) < SAMPLED else heapq.heappushpop)(heap, (-told.pop("lot"), part.name, k, told))
-    return [told for heap in best.values() for *_, told in sorted(heap, reverse=True, key=lambda h: h[:3])] + [row for g in gone for row in _drawn(g, seed)]
+                (heapq.heappush if len(heap) < SAMPLED else heapq.heappushpop)(heap,
+                    (-told.pop("lot"), part.name, k, told))
+    return [told for heap in best.values() for *_, told in sorted(heap, reverse=True, key=lambda h: h[:3])] + [row
+        for g in gone for row in _drawn(g, seed)]
 
 # %% ../../nbs/01_data/32_products.ipynb #bca7c4cb
 def tally(corpus: Corpus, alive: np.ndarray, column: str, most: int = 50) -> dict[str, dict[str, int]]:
-    "{name: {documents, bytes}} of the living documents by a named column, by falling bytes; names beyond `most` together as (others)."
+    """{name: {documents, bytes}} of the living documents by a named column, by falling bytes; names beyond `most`
+    together as (others).
+    """
     codes, names = corpus.named(column)
     codes, size = codes[alive], corpus.column("bytes")[alive]
     documents, total = np.bincount(codes, minlength=len(names)), np.bincount(codes, size, minlength=len(names))
@@ -206,16 +271,66 @@ def tally(corpus: Corpus, alive: np.ndarray, column: str, most: int = 50) -> dic
 def _rows(title: str, table: dict[str, dict[str, int]]) -> list[str]:
     if not table:
         return []
-    lines = [f"| {str(name).replace('|', chr(92) + '|')} | {v['documents']:,} | {human_bytes(v['bytes'])} |" for name, v in table.items()]
+    lines = [f"| {str(name).replace('|', chr(92) + '|')} | {v['documents']:,} | {human_bytes(v['bytes'])} |"
+        for name, v in table.items()]
     return [f"## {title}", "", f"| {title.lower()} | documents | text |", "|---|---|---|", *lines, ""]
 
 
 def card_text(card: dict[str, Any]) -> str:
     "A data card as Markdown."
     lines = ["# Data card", "", f"{card['documents']:,} documents, {human_bytes(card['bytes'])} of text.", ""]
-    for title, key in (("Domain", "domains"), ("Language", "languages"), ("Licence", "licences"), ("Source", "sources")):
+    for title, key in (("Domain", "domains"), ("Language", "languages"), ("Licence", "licences"),
+            ("Source", "sources")):
         lines += _rows(title, card[key])
     lines += ["## Removed", "", "| stage | in | out | removed |", "|---|---|---|---|"]
-    lines += [f"| {s['name']} | {s['in']:,} | {s['out']:,} | {', '.join(f'{k} {v:,}' for k, v in s['removed'].items())} |" for s in card["stages"]]
-    lines += ["", "## Made by", "", *(f"- {name} {version}" for name, version in card["versions"].items()), "", "```json", json.dumps(card["recipe"], ensure_ascii=False, indent=1), "```", ""]
+    lines += [f"| {s['name']} | {s['in']:,} | {s['out']:,} | "
+        f"{', '.join(f'{k} {v:,}' for k, v in s['removed'].items())} |" for s in card["stages"]]
+    lines += ["", "## Made by", "", *(f"- {name} {version}" for name, version in card["versions"].items()), "",
+        "```json", json.dumps(card["recipe"], ensure_ascii=False, indent=1), "```", ""]
     return "\n".join(lines)
+
+# %% ../../nbs/01_data/32_products.ipynb #71032b45
+QUANTILES = (0.05, 0.5, 0.95, 0.995)
+
+
+def length_quantiles(chars: np.ndarray) -> dict[str, int]:
+    "Quantiles of lengths by name, and the longest."
+    ranks = np.sort(chars)
+    return {f"q{q:g}": int(ranks[int(q * (len(ranks) - 1))]) for q in QUANTILES} | {"max": int(ranks[-1])}
+
+
+def length_limit(chars: np.ndarray, quantile: float) -> dict[str, Any]:
+    "The length quantile of a domain, as `length_limits` of scalelab.data.limits has it."
+    n = len(chars)
+    enough = n * (1 - quantile) >= 1 - 1e-9
+    rank = max(1, -int(-n * quantile // 1))
+    return {"limit": int(np.sort(chars)[rank - 1] if enough else chars.max()), "n": n, "enough": enough}
+
+
+def domains_of(corpus: Corpus, alive: np.ndarray, quantile: float) -> tuple[dict[str, Any], dict[str, Any]]:
+    "(documents, bytes, languages and lengths of each domain, by falling bytes; its length limit)."
+    codes, langs, chars = corpus.named("domain")[0], corpus.named("lang"), corpus.column("chars")
+    names, told, limits = {k: v for v, k in enumerate(corpus.named("domain")[1])}, {}, {}
+    for name, counts in tally(corpus, alive, "domain", most=1000).items():
+        here = alive & (codes == names.get(name, -1))
+        if not here.any():
+            continue
+        share = np.bincount(langs[0][here], minlength=len(langs[1])) / counts["documents"]
+        told[name] = counts | {"languages": {langs[1][k] or "unknown": float(share[k])
+            for k in sorted(np.flatnonzero(share), key=lambda k: langs[1][k])}, "length": length_quantiles(chars[here])}
+        limits[name] = length_limit(chars[here], quantile)
+    return told, dict(sorted(limits.items()))
+
+
+def summed(marks: Iterable[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, int]]:
+    "(histograms by stage and statistic, notes of the reader) of all parts."
+    values: dict[str, dict[str, Counter]] = {}
+    notes: Counter = Counter()
+    for mark in marks:
+        notes.update(mark["notes"])
+        for label, table in mark["values"].items():
+            for name, counts in table.items():
+                values.setdefault(label, {}).setdefault(name, Counter()).update(counts)
+    ordered = {label: {name: dict(sorted(c.items(), key=lambda item: float(item[0])))
+        for name, c in sorted(table.items())} for label, table in values.items() if table}
+    return ordered, dict(sorted(notes.items()))

@@ -73,10 +73,12 @@ def repeated_ngram(text: str, n: int = 8) -> float:
     grams = np.zeros(len(code) - n + 1, np.uint64)
     for i in range(n):
         grams = (grams + code[i : i + len(grams)]) * _MULTIPLIER
-    _, first, times = np.unique(grams, return_index=True, return_counts=True)
+    ranked = np.sort(grams)
+    edges = np.flatnonzero(np.concatenate(([True], ranked[1:] != ranked[:-1], [True])))
+    times = edges[1:] - edges[:-1]
     if (most := times.max()) < 4:
         return 0.0
-    at = first[times == most].min()
+    at = int(np.isin(grams, ranked[edges[:-1][times == most]]).argmax())  # the first place of any of them
     return letters.count(letters[at : at + n]) * n / len(letters)
 
 
@@ -151,7 +153,7 @@ class QualityConfig:
 OURS = RuleSet("scalelab", "this project", RULES)
 RULE_SETS: dict[str, RuleSet] = {each.name: each for each in (OURS, *NAMED_SETS.values(), CHINESE)}
 
-
+# %% ../../nbs/01_data/06_quality.ipynb #41f64110
 @dataclass
 class Rules(DocumentStage):
     """Rules of quality, by named sets.
@@ -176,7 +178,7 @@ class Rules(DocumentStage):
 
     def sets(self) -> list[RuleSet]:
         "The sets as configured; UsageError for an unknown set or rule, or an impossible threshold."
-        names = [self.set] if isinstance(self.set, str) else list(self.set or [])
+        names = self.set if isinstance(self.set, (list, tuple)) else [self.set]
         for name in names or [""]:
             if name not in RULE_SETS:
                 known = f"{did_you_mean(str(name), RULE_SETS)}; sets are {', '.join(RULE_SETS)}"
@@ -247,7 +249,7 @@ def set_rates(
     return {name: {value: rows[value] | {"rules": dict(sorted(rows[value]["rules"].items()))} for value in sorted(rows)}
             for name, rows in groups.items()}
 
-
+# %% ../../nbs/01_data/06_quality.ipynb #fc0c13ab
 def main(argv: list[str] | None = None) -> int:
     "Measure rules and repairs on good, junk and damaged files; writes the numbers, never the texts, as JSON."
     parser = argparse.ArgumentParser(prog="python -m scalelab.data.quality", description=main.__doc__)
@@ -264,7 +266,7 @@ def main(argv: list[str] | None = None) -> int:
         lengths += [{"domain": d["domain"], "text": range(len(d["text"]))} for d in texts]
         drawn += random.Random(args.seed).sample(texts, min(args.per_file, len(texts)))
         for kind, row in repair_rates((d for d in texts if d["lang"] != "code"), "domain").items():
-            good[kind] = dict(Counter(good.get(kind, {})) + Counter(row)) | {"silent": 0}
+            good[kind] = {k: good.get(kind, {}).get(k, 0) + n for k, n in row.items()}
     damaged = [d for path in args.damaged for d in read_documents(path)]
     wide = [d for d in damaged if d["kind"].endswith("fullwidth")]
     junk = [d for path in (*args.junk, *args.damaged) for d in read_documents(path)]

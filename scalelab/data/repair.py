@@ -134,7 +134,7 @@ def drop_controls(text: str) -> str:
     text = _CONTROL.sub("", text)
     return text.replace("\u200b", "") if "\u200b" in text and not _ZERO_WIDTH_SCRIPTS.search(text) else text
 
-
+# %% ../../nbs/01_data/062_repair.ipynb #f6c414aa
 def repair_text(text: str) -> tuple[str, list[str]]:
     """Undo damage that can be undone exactly; returns the text and what was done, in order.
 

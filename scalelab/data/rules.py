@@ -114,7 +114,7 @@ def named(*rules: Rule) -> dict[str, Rule]:
     "Rules by name, in the order given."
     return {rule.name: rule for rule in rules}
 
-
+# %% ../../nbs/01_data/060_rules.ipynb #1e32043c
 def chosen(
     rules: Mapping[str, Rule], thresholds: Mapping[str, float], off: Iterable[str],
     off_domains: Mapping[str, Iterable[str]] | None = None, where: str = "quality",
@@ -124,7 +124,12 @@ def chosen(
     A new threshold holds in every domain to which the rule applies. Raises UsageError, which begins with `where`, for
     an unknown rule or a threshold that is no number from 0 upwards.
     """
-    off, off_domains = list(off), dict(off_domains or {})
+    off_domains = off_domains or {}
+    shapes = {"thresholds": (thresholds, Mapping, "{rule: number}"), "off": (off, (list, tuple), "[rule, ...]"),
+              "off_domains": (off_domains, Mapping, "{rule: [domain, ...]}")}
+    for key, (value, kind, shape) in shapes.items():
+        if not isinstance(value, kind):
+            raise UsageError(f"{where}.{key}: {value!r} is not of the form {shape}")
     for key, names in (("thresholds", thresholds), ("off", off), ("off_domains", off_domains)):
         for name in names:
             if name not in rules:
@@ -137,5 +142,7 @@ def chosen(
         kept = {domain: None for domain, limit in made[name].by_domain.items() if limit is None}
         made[name] = replace(made[name], threshold=float(value), by_domain=kept)
     for name, domains in off_domains.items():
+        if not isinstance(domains, (list, tuple)):
+            raise UsageError(f"{where}.off_domains.{name}: {domains!r} is no list of domains; write [{domains}]")
         made[name] = replace(made[name], by_domain={**made[name].by_domain, **{str(d): None for d in domains}})
     return made

@@ -10,7 +10,7 @@ import itertools
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -57,7 +57,7 @@ def _segmenter() -> Callable[[str], list[str]]:
         raise UsageError('stages.rules.segment: needs the segmenter rjieba: pip install "scalelab[data]"') from None
     return rjieba.cut
 
-
+# %% ../../nbs/01_data/061_rulesets.ipynb #0ab5f457
 @shared
 def words(text: str) -> Words:
     "Words and punctuation marks of a text; a Chinese character is a word, unless the `Text` asks for segmentation."
@@ -116,7 +116,7 @@ def letter_words(text: str) -> float:
     with_letter = w.passing(lambda word: word.isalpha() or _LETTER.search(word) is not None)
     return float(w.counts @ with_letter / max(len(w.ids), 1))
 
-
+# %% ../../nbs/01_data/061_rulesets.ipynb #1e92feee
 def stop_words(text: str) -> float:
     "How many of the eight stop words of Gopher stand in the text, in lower case."
     return float(len(_STOP_WORDS.intersection(words(text).table)))
@@ -169,7 +169,7 @@ def _most_frequent(order: np.ndarray, same: np.ndarray) -> tuple[int, int]:
     most = times.max()
     return int(order[starts[times == most]].min()), int(most)
 
-
+# %% ../../nbs/01_data/061_rulesets.ipynb #d0ba7e92
 @shared
 def repeats(text: str) -> Repeats:
     "All n-grams of words, n = 2 to 10, that occur more than once."
@@ -203,7 +203,7 @@ def top_ngram(n: int) -> Callable[[str], float]:
     "The statistic: share of characters in the most frequent n-gram of words, n = 2, 3 or 4."
     return lambda text: repeats(text).top[n] / max(len(text), 1)
 
-
+# %% ../../nbs/01_data/061_rulesets.ipynb #b3124165
 def repeated_ngrams(n: int) -> Callable[[str], float]:
     "The statistic: share of characters in n-grams of words that stood in the text before, n = 5 to 10."
 
@@ -241,7 +241,12 @@ def _part(i: int) -> Callable[[str], float]:
     return lambda text: _repeated_parts(text)[i]
 
 
-GOPHER = RuleSet("gopher", "Rae et al. 2021, arXiv:2112.11446, appendix A1; code has no rules there", named(
+def _web(*rules: Rule) -> dict[str, Rule]:
+    "Rules made for pages of the web, by name; they do not judge code."
+    return named(*(replace(rule, by_domain={"code": None}) for rule in rules))
+
+
+GOPHER = RuleSet("gopher", "Rae et al. 2021, arXiv:2112.11446, appendix A1", _web(
     Rule("gopher_short_doc", "fewer than 50 words", word_count, 50, below=True),
     Rule("gopher_long_doc", "more than 100,000 words", word_count, 100_000),
     Rule("gopher_short_words", "words too short in the mean", mean_word_length, 3, below=True),
@@ -302,12 +307,11 @@ def sentences(text: str) -> float:
     return float(sum(max(1, len(_SENTENCE_END.findall(line))) for line in text.split("\n") if line))
 
 
-C4 = RuleSet("c4", "Raffel et al. 2020, JMLR 21:140, and the released c4_utils; without its list of bad words", named(
-    Rule("c4_lorem_ipsum", "placeholder text", lambda text: _c4(text)[1], 0, by_domain={"code": None}),
-    Rule("c4_curly_bracket", "a curly bracket: a program, not prose", lambda text: _c4(text)[2], 0,
-         by_domain={"code": None}),
+C4 = RuleSet("c4", "Raffel et al. 2020, JMLR 21:140, and the released c4_utils; without its list of bad words", _web(
+    Rule("c4_lorem_ipsum", "placeholder text", lambda text: _c4(text)[1], 0),
+    Rule("c4_curly_bracket", "a curly bracket: a program, not prose", lambda text: _c4(text)[2], 0),
     Rule("c4_sentences", "fewer than five sentences in the lines that C4 keeps", lambda text: sentences(_c4(text)[0]),
-         5, below=True, by_domain={"code": None}),
+         5, below=True),
 ), c4_lines)
 
 # %% ../../nbs/01_data/061_rulesets.ipynb #aa27e6ab
@@ -348,7 +352,7 @@ def lines_per_word(text: str) -> float:
     return text.count("\n") / max(len(words(text).ids), 1)
 
 
-FINEWEB = RuleSet("fineweb", "Penedo et al. 2024, arXiv:2406.17557, section 3.6", named(
+FINEWEB = RuleSet("fineweb", "Penedo et al. 2024, arXiv:2406.17557, section 3.6", _web(
     Rule("fineweb_terminal_lines", "few lines end a sentence", terminal_lines, 0.12, below=True),
     Rule("fineweb_short_lines", "most lines have at most 30 characters", short_lines, 0.67),
     Rule("fineweb_repeated_line_chars", "text in lines that stood there before", repeated_line_chars, 0.01),

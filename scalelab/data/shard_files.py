@@ -155,7 +155,8 @@ def check_document(ids: np.ndarray, n_bytes: int, writer: ShardWriter, where: st
 # %% ../../nbs/01_data/231_shard_files.ipynb #747a6ef2
 @contextlib.contextmanager
 def whole_split(directory: str | Path) -> Iterator[Path]:
-    "A temporary folder that becomes `directory` when the block ends without an error; UsageError when the disk is full."
+    """A temporary folder that becomes `directory` when the block ends without an error; UsageError when the disk
+    is full."""
     try:
         with atomic_dir(directory) as temporary:
             yield Path(temporary)
@@ -188,7 +189,7 @@ class ShardWriter:
         self.n_documents = self.n_empty = 0
 
     def add(self, ids, n_bytes: int, domain: str = "", source: str = "", licence: str = "") -> bool:
-        "Append 1-D `ids` without EOT of `n_bytes` of UTF-8. False if there are none; UsageError for one that can't be text."
+        "Append 1-D `ids` without EOT, `n_bytes` of UTF-8. False if there are none; UsageError if they can't be text."
         ids, n_bytes = np.asarray(ids), int(n_bytes)
         if not len(ids):
             self.n_empty += 1

@@ -57,7 +57,8 @@ def load_index(directory: str | Path) -> dict:
 
 # %% ../../nbs/01_data/23_shards.ipynb #b891c759
 class LazyFiles(Sequence):
-    "Arrays, opened by `open_file(i)` when they are first asked for; the least recently used are dropped beyond `limit` bytes."
+    """Arrays, opened by `open_file(i)` when they are first asked for; the least recently used are dropped beyond
+    `limit` bytes."""
 
     def __init__(self, n: int, open_file: Callable[[int], np.ndarray], limit: int):
         self._n, self._open_file, self._limit = n, open_file, limit
@@ -94,7 +95,8 @@ def _open_split(directory: str | Path, index: dict, verify: bool, cache) -> tupl
         for shard in names:
             for name, entry in shard:
                 check_file(Path(directory) / name, entry, index["block_bytes"], verify)
-        return tuple([_open_map(Path(directory) / shard[k][0], t) for shard in names] for k, t in enumerate((dtype, DOC_ROW)))
+        kinds = enumerate((dtype, DOC_ROW))
+        return tuple([_open_map(Path(directory) / shard[k][0], kind) for shard in names] for k, kind in kinds)
 
     def fetch(i: int, k: int) -> np.ndarray:
         name, entry = names[i][k]
@@ -112,7 +114,8 @@ class _Split:
 
         self.is_remote = is_url(str(directory))
         if self.is_remote and cache is None:
-            raise UsageError(f"{directory}: shards in an object store are read through a cache on a local disk: give cache=Cache(folder, limit_bytes)")
+            raise UsageError(f"{directory}: shards in an object store are read through a cache on a local disk: "
+                "give cache=Cache(folder, limit_bytes)")
         self.directory, self.cache = directory if self.is_remote else Path(directory), cache if self.is_remote else None
         self.index, self.verify = load_index(directory), verify
         self.tokens, self._tables = _open_split(directory, self.index, verify, self.cache)
@@ -128,7 +131,8 @@ class _Split:
         self.tokenizer_hash, self.checksum = self.index["tokenizer_hash"], self.index["checksum"]
 
     def fetch_all(self) -> bool:
-        "Fetch what is not there yet, tables of documents first; False if a file could not be had (its first reader is told why)."
+        """Fetch what is not there yet, tables of documents first; False if a file could not be had (its first
+        reader is told why)."""
         try:
             for files in (self._tables, self.tokens):
                 for i in range(len(files)):
@@ -152,9 +156,10 @@ class _Split:
 class Shards(_Split):
     """Read-only view of one split written by ShardWriter: memory maps, nothing is copied until a window is.
 
-    directory: the split's folder, or its URL; then `cache` (scalelab.data.storage.Cache) holds the files and checks them as
-    they come. verify: compare the checksums of a folder's files now (at the speed of the disk, or of memory when it is cached);
-    sizes are always compared. Raises UsageError if a file is missing, truncated, damaged, or of a foreign version.
+    directory: the split's folder, or its URL; then `cache` (scalelab.data.storage.Cache) holds the files and
+    checks them as they come. verify: compare the checksums of a folder's files now (at the speed of the disk, or
+    of memory when it is cached); sizes are always compared. Raises UsageError if a file is missing, truncated,
+    damaged, or of a foreign version.
 
     tokens: 1-D arrays, one a shard, ids including the EOTs. token_start: [n_shards + 1] global position of each shard's
     first token. docs: DOC_ROW array of all documents, `offset` counted from the split's first token. lengths: [n_docs]
@@ -213,8 +218,8 @@ class WindowReader:
         return out
 
 # %% ../../nbs/01_data/23_shards.ipynb #4fbc1d11
-def open_shards(directory: str | Path, cache_dir: str | Path | None = None, limit_bytes: int = 2**38, verify: bool = True,
-                ahead: bool = True) -> Shards:
+def open_shards(directory: str | Path, cache_dir: str | Path | None = None, limit_bytes: int = 2**38,
+                verify: bool = True, ahead: bool = True) -> Shards:
     """A split from a folder or a URL: for a URL through a cache in `cache_dir` of at most `limit_bytes`.
 
     ahead: fetch all files in order in the background, while the first ones are used already.

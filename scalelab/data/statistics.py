@@ -12,10 +12,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
+import xxhash
 
 # %% auto #0
-__all__ = ['QUANTILES', 'LengthSketch', 'script_shares', 'entropy_bits', 'DomainSummary', 'Summary', 'summarize',
-           'byte_unigram_bits', 'xz_bits']
+__all__ = ['QUANTILES', 'LengthSketch', 'DistinctSketch', 'script_shares', 'entropy_bits', 'DomainSummary', 'Summary',
+           'summarize', 'byte_unigram_bits', 'xz_bits']
 
 # %% ../../nbs/01_data/04_statistics.ipynb #e891937b
 class LengthSketch:
@@ -56,6 +57,69 @@ class LengthSketch:
                 return 0.0 if key < 0 else min(middle, float(self.max))
         return 0.0
 
+# %% ../../nbs/01_data/04_statistics.ipynb #c0b30733
+_EXACT, _BITS = 1 << 13, 16
+
+# %% ../../nbs/01_data/04_statistics.ipynb #7cb27adf
+class DistinctSketch:
+    "How many different texts were added: exact up to 8,192, then a HyperLogLog with a standard error of 0.4%."
+
+    def __init__(self):
+        self.hashes: set[int] | None = set()
+        self.registers = np.zeros(0, np.uint8)
+
+    def add(self, text: str) -> None:
+        "Count a text; one with the same words and other white space is the same."
+        self.add_hash(xxhash.xxh3_64_intdigest(" ".join(text.split()).encode("utf-8", "surrogatepass")))
+
+    def add_hash(self, value: int) -> None:
+        "Count a 64-bit hash."
+        if self.hashes is None:
+            self._raise(value)
+        else:
+            self.hashes.add(value)
+            self._overflow()
+
+    def _raise(self, value: int) -> None:
+        rest = value & ((1 << (64 - _BITS)) - 1)
+        at = value >> (64 - _BITS)
+        self.registers[at] = max(int(self.registers[at]), 64 - _BITS - rest.bit_length() + 1)
+
+    def _overflow(self) -> None:
+        if self.hashes is not None and len(self.hashes) > _EXACT:
+            self.registers, kept, self.hashes = np.zeros(1 << _BITS, np.uint8), self.hashes, None
+            for value in kept:
+                self._raise(value)
+
+    def merge(self, other: DistinctSketch) -> DistinctSketch:
+        "Take in another sketch: the result is the sketch of everything that either saw."
+        if self.hashes is not None and other.hashes is not None:
+            self.hashes |= other.hashes
+            self._overflow()
+            return self
+        if self.hashes is not None:
+            self.registers, mine, self.hashes = other.registers.copy(), self.hashes, None
+        else:
+            mine = other.hashes or ()
+            if other.hashes is None:
+                self.registers = np.maximum(self.registers, other.registers)
+        for value in mine:
+            self._raise(value)
+        return self
+
+    @property
+    def exact(self) -> bool:
+        "Is `count` exact?"
+        return self.hashes is not None
+
+    def count(self) -> int:
+        "The number of different texts."
+        if self.hashes is not None:
+            return len(self.hashes)
+        m, zeros = len(self.registers), int((self.registers == 0).sum())
+        estimate = 0.7213 / (1 + 1.079 / m) * m * m / float(np.ldexp(1.0, -self.registers.astype(int)).sum())
+        return round(m * math.log(m / zeros) if zeros and estimate < 2.5 * m else estimate)
+
 # %% ../../nbs/01_data/04_statistics.ipynb #2e00aad5
 _SCRIPTS = (  # first match wins
     ("chinese", ((0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x323AF))),
@@ -85,16 +149,17 @@ def entropy_bits(counts: Iterable[int]) -> float:
 # %% ../../nbs/01_data/04_statistics.ipynb #31c02e3b
 QUANTILES = (0.05, 0.5, 0.95, 0.995)
 
-
+# %% ../../nbs/01_data/04_statistics.ipynb #b4a19440
 @dataclass
 class DomainSummary:
-    "Running counts of one domain; `to_dict` derives the ratios. Memory: one counter a different character."
+    "Running counts of one domain; `to_dict` derives the ratios. Memory: a counter a character, and 1 MB of hashes."
 
     documents: int = 0
     chars: int = 0
     bytes: int = 0
     empty: int = 0
     length: LengthSketch = field(default_factory=LengthSketch)
+    distinct: DistinctSketch = field(default_factory=DistinctSketch)
     languages: Counter = field(default_factory=Counter)
     years: Counter = field(default_factory=Counter)
     char_counts: Counter = field(default_factory=Counter)
@@ -106,6 +171,7 @@ class DomainSummary:
         self.empty += not text.strip()
         self.bytes += len(text.encode("utf-8", "surrogatepass"))
         self.length.add(len(text))
+        self.distinct.add(text)
         self.languages[str(doc.get("lang") or "unknown")] += 1
         self.years[str(doc.get("year")) if doc.get("year") not in (None, "") else "unknown"] += 1
         self.char_counts.update(text)
@@ -117,6 +183,7 @@ class DomainSummary:
         for name in ("languages", "years", "char_counts"):
             getattr(self, name).update(getattr(other, name))
         self.length.merge(other.length)
+        self.distinct.merge(other.distinct)
         return self
 
     def to_dict(self) -> dict:
@@ -128,6 +195,8 @@ class DomainSummary:
             "languages": {k: n / self.documents for k, n in sorted(self.languages.items())},
             "scripts": script_shares(self.char_counts),
             "years": {"first": known[0], "last": known[-1]} if known else None,
+            "duplicates": max(0.0, 1 - self.distinct.count() / self.documents) if self.documents else 0.0,
+            "duplicates_exact": self.distinct.exact,
             "year_known": 1 - self.years["unknown"] / self.documents if self.documents else 0.0,
             "distinct_chars": len(self.char_counts),
             "char_entropy_bits": entropy_bits(self.char_counts.values()),
@@ -170,6 +239,7 @@ class Summary:
                 "domain": name, "documents": d["documents"], "bytes": d["bytes"],
                 "share": d["bytes"] / max(whole["total"]["bytes"], 1),
                 **{f"chars {q}": n for q, n in d["length"].items()}, "chinese": d["scripts"]["chinese"],
+                "duplicates": d["duplicates"],
                 "years": f"{d['years']['first']}-{d['years']['last']}" if d["years"] else "",
                 "bits/char": d["char_entropy_bits"],
             }

@@ -22,7 +22,8 @@ __all__ = ['CONNECT_SECONDS', 'SILENT_SECONDS', 'T', 'is_url', 'mask', 'scheme_o
 
 # %% ../../nbs/01_data/010_stores.ipynb #a296697f
 _SCHEME = re.compile(r"^([a-zA-Z][a-zA-Z0-9+.-]+)://")  # two letters at least: C:// is a drive
-_PASSWORD = re.compile(r"(?<=://)(?:[^/\s]*@|[^/\s:]+:(?!\d+/)\S*@)")  # one with an unquoted / is wrong, and still secret
+# the second form: a password with an unquoted / is wrong, and still secret
+_PASSWORD = re.compile(r"(?<=://)(?:[^/\s]*@|[^/\s:]+:(?!\d+/)\S*@)")
 _SIGNATURE = re.compile(
     r"(?i)([?&][^=&#\s]*(?:signature|credential|token|secret|password|key|sig)[^=&#\s]*=)[^&#\s\"']+")
 
@@ -50,7 +51,7 @@ def scheme_of(url: str) -> str:
 # %% ../../nbs/01_data/010_stores.ipynb #075a1d3c
 @dataclass(frozen=True)
 class Remote:
-    "An object as it was when we looked: its size in bytes (None: the server does not tell), its version (\"\": likewise)."
+    "An object as it was when we looked: its size in bytes (None: not told) and its version (empty: not told)."
 
     url: str
     size: int | None
@@ -76,7 +77,8 @@ def endpoint() -> str | None:
 
 def _options(scheme: str) -> dict[str, Any]:
     if scheme == "s3":
-        config = {"connect_timeout": CONNECT_SECONDS, "read_timeout": SILENT_SECONDS, "retries": {"total_max_attempts": 1},
+        config = {"connect_timeout": CONNECT_SECONDS, "read_timeout": SILENT_SECONDS,
+                  "retries": {"total_max_attempts": 1},
                   # stores other than Amazon's stumble over the newer checksum trailers
                   "request_checksum_calculation": "when_required", "response_checksum_validation": "when_required"}
         return {"endpoint_url": endpoint(), "config_kwargs": config, "use_listings_cache": False}
@@ -123,7 +125,8 @@ def status_of(error: BaseException | None) -> int | None:
 
 
 # Python's and botocore's ConnectionError; aiohttp's root; more of botocore's; httpx's root
-_BROKEN = {"ConnectionError", "ClientError", "HTTPClientError", "IncompleteReadError", "ResponseParserError", "TransportError"}
+_BROKEN = {"ConnectionError", "ClientError", "HTTPClientError", "IncompleteReadError", "ResponseParserError",
+           "TransportError"}
 
 
 def _family(error: BaseException) -> set[str]:
@@ -161,7 +164,8 @@ def explain(url: str, error: BaseException) -> BaseException:
     if family & {"NoCredentialsError", "PartialCredentialsError"}:
         return StorageError(f"{mask(url)}: no keys found; set {store_hint(url)}")
     if status == 404 or isinstance(error, FileNotFoundError):
-        return StorageError(f"{mask(url)}: no such object, folder or bucket; look at the spelling and at {store_hint(url)}")
+        return StorageError(f"{mask(url)}: no such object, folder or bucket; look at the spelling "
+                            f"and at {store_hint(url)}")
     if isinstance(error, OSError) or family & (_BROKEN | {"BotoCoreError", "HTTPError"}):
         return StorageError(f"{mask(url)}: {type(error).__name__} ({text or status})")
     return error
@@ -171,9 +175,9 @@ _LOG = logging.getLogger(__name__)
 
 
 class Patience:
-    """How long to go on trying: pauses of 0, 0.1, 0.2, 0.4 ... 2 s, until `budget` seconds have passed since the last sign of life.
+    """How long to go on trying: until `budget` seconds have passed since the last sign of life.
 
-    An outage of more than two seconds is logged once, so that a person who waits knows for what.
+    Pauses last 0, 0.1, 0.2, 0.4 ... 2 s. An outage of more than a second is logged once, so that a person who waits knows for what.
     """
 
     def __init__(self, url: str, budget: float):
@@ -194,7 +198,7 @@ class Patience:
         if waited + self.pause > self.budget:
             raise StorageError(f"{mask(self.url)}: no answer for {self.budget:g} s ({what}); is the server up? "
                                f"look at {store_hint(self.url)}") from error
-        if waited > 2 and not self.told:
+        if waited > 1 and not self.told:
             _LOG.warning("%s: no answer (%s); trying again for up to %g s", mask(self.url), what, self.budget)
             self.told = True
         time.sleep(self.pause)
@@ -292,8 +296,8 @@ def _listed(url: str) -> dict[str, dict[str, Any]]:
 def expand(url: str, budget: float = 120.0) -> list[Remote]:
     """The objects behind an address, sorted by address.
 
-    An object is itself, a folder everything below it, a glob (`*`, `?`, `[a-z]`, `**`) what it matches. Hidden and temporary
-    names are left out. StorageError when nothing is left.
+    An object is itself, a folder everything below it, a glob (`*`, `?`, `[a-z]`, `**`) what it matches. Hidden and
+    temporary names are left out. StorageError when nothing is left.
     """
     found = persist(url, budget, lambda: _listed(url))
     if not found:

@@ -9,7 +9,7 @@ import functools
 import json
 import sys
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,7 @@ import xxhash
 from ..core.config import UsageError, atomic_write
 
 # %% auto #0
-__all__ = ['EOT', 'QWEN2_PATTERN', 'byte_alphabet', 'valid_text', 'TextTokenizer', 'train_tokenizer', 'fertility']
+__all__ = ['EOT', 'QWEN2_PATTERN', 'PROBES', 'byte_alphabet', 'valid_text', 'fast_encoder', 'TextTokenizer', 'train_tokenizer']
 
 # %% ../../nbs/01_data/22_tokenizer.ipynb #0bfbef4c
 @functools.cache
@@ -64,18 +64,42 @@ def _token_bytes(tokenizer, name: str) -> list[bytes]:
     return table
 
 # %% ../../nbs/01_data/22_tokenizer.ipynb #2da2a23d
-_PROBE = f"Aé e\u0301 你好𠀀\t\r\n  x_1  \x00\u3000{EOT} it's"
+PROBES = (
+    "", " ", "a", "Hello, world! It's 1984; don't, DON'T, I'LL, we'd've.",
+    "x\t's \t't\u3000's\u3000'LL\u00a0'd\u2003're", "\u3000\u3000天下大勢，分久必合。",
+    "今天天气很好，我们去河边散了步。", "𠀀𪚥 鲲鹏", "def f(x, y=2):\n    return x**2 + y  # 注释\n\n\n",
+    "if a:\n\tb = {'k': [1,\t2]}\r\n\r\n", " " * 65 + "x" + " " * 3, "\n" * 20 + " \n \n", "👩‍👩‍👧 😀🏽 🇨🇳",
+    "e\u0301 ñ Å\u030a", "مرحبا بالعالم 12٣", "שלום\u200f עולם", "<|endoftext|>", "a<|endoftext|>b <|im_start|>",
+    "<|end", "\x00\x01\ufeff\u200b\ufffd", "http://a.bc/d?e=f&g=%20#h", "١٢٣ ⅷ ½ 𝟘 1,234.5e-6",
+    "ＡＢＣ　ｄｅｆ１２３", "ﬁ ﷺ ǅ ß ẞ ı İ", "—–…“”‘’", "\u2028\u2029\u0085 x\x0b\x0c", "aa" * 100 + "鲲" * 100,
+)
 
 
-class TextTokenizer:
-    """Byte-level BPE over HF `tokenizers`: `encode` and `decode` are exact inverses on every valid text.
+def fast_encoder(raw: bytes, ids_of: Callable[[Sequence[str]], list[np.ndarray]]) -> Callable | None:
+    """An encoder of many texts (no surrogates in them) by fastokens that agrees with `ids_of` on PROBES, or None.
 
-    raw: the bytes of a `tokenizer.json`; `name` stands in error messages. Raises UsageError if the file is no
-    byte-level BPE with all 256 bytes and the token `<|endoftext|>`; warns if the file alters text (a normaliser).
-    Attributes: vocab_size, eot_id, hash (xxh3_128 of `raw`, hex), token_bytes (bytes by id, empty for specials).
+    raw: bytes of a tokenizer.json. None: the package is not installed, can't read the file, or gives other ids.
     """
+    try:
+        from fastokens import Tokenizer
 
-    def __init__(self, raw: bytes, name: str = "tokenizer.json"):
+        engine = Tokenizer.from_json_str(raw.decode("utf-8"))
+    except Exception:  # not installed, no wheel for this machine, or a file it can't read: the slow way reads it
+        return None
+
+    def encode(texts: Sequence[str]) -> list[np.ndarray]:
+        ids, ends = engine.encode_batch_flat(list(texts), add_special_tokens=False, split_special_tokens=True)
+        ids, ends = np.frombuffer(ids, "<u4"), np.frombuffer(ends, "<u8").tolist()
+        return [ids[a:b] for a, b in zip(ends, ends[1:])]
+
+    same = all(np.array_equal(a, b) for a, b in zip(encode(PROBES), ids_of(PROBES), strict=True))
+    return encode if same else None
+
+# %% ../../nbs/01_data/22_tokenizer.ipynb #7dfddba9
+class _Vocabulary:
+    "A tokenizer.json that was examined: ids, bytes of each, and text of ids."
+
+    def __init__(self, raw: bytes, name: str):
         from tokenizers import Tokenizer
 
         try:
@@ -85,18 +109,15 @@ class TextTokenizer:
         self._tokenizer.encode_special_tokens = True  # a special token's name in a text is text
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
-        self.raw, self.hash = raw, xxhash.xxh3_128_hexdigest(raw)
+        self.raw, self.name, self.hash = raw, name, xxhash.xxh3_128_hexdigest(raw)
         self.eot_id = self._tokenizer.token_to_id(EOT)
         if self.eot_id is None:
             raise UsageError(f"{name}: has no {EOT} token, which ends every document; add it as a special token")
         self.token_bytes = _token_bytes(self._tokenizer, name)
         self.vocab_size = len(self.token_bytes)
-        if (back := self.decode(self.encode(_PROBE))) != _PROBE:
-            message = f"{name}: changes text (a normaliser or an added blank?): {_PROBE!r} came back as {back!r}"
-            warnings.warn(message, stacklevel=2)
 
     @classmethod
-    def load(cls, path: str | Path) -> TextTokenizer:
+    def load(cls, path: str | Path) -> _Vocabulary:
         "Read a `tokenizer.json`, or the one in a folder."
         path = Path(path)
         path = path / "tokenizer.json" if path.is_dir() else path
@@ -110,19 +131,6 @@ class TextTokenizer:
         "Write the `tokenizer.json` atomically; the bytes, and so the hash, are those it was made from."
         atomic_write(path, self.raw)
 
-    def encode(self, text: str) -> np.ndarray:
-        "Token ids uint32 [n]; the document-end token never appears, `text` may hold its name."
-        return self.encode_batch([text])[0]
-
-    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        "Token ids of each text, on all cores. Raises UsageError naming the position of an element that is no string."
-        for i, text in enumerate(texts):
-            if not isinstance(text, str):
-                found = f"{type(text).__name__} {str(text)[:40]}"
-                raise UsageError(f"can't tokenize element {i} of the batch: expected text, found {found}")
-        codes = self._tokenizer.encode_batch_fast([valid_text(t) for t in texts], add_special_tokens=False)
-        return [np.array(c.ids, dtype=np.uint32) for c in codes]
-
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         "The bytes that `ids` stand for, none for special tokens. UsageError for an id outside the vocabulary."
         ids = np.asarray(ids if hasattr(ids, "__len__") else list(ids)).astype(np.int64).reshape(-1)
@@ -134,6 +142,56 @@ class TextTokenizer:
     def decode(self, ids: Iterable[int], errors: str = "replace") -> str:
         "Text of `ids`; half a character at a cut becomes U+FFFD (`errors` as in bytes.decode)."
         return self.decode_bytes(ids).decode("utf-8", errors)
+
+# %% ../../nbs/01_data/22_tokenizer.ipynb #275ccaf8
+_PROBE = f"Aé e\u0301 你好𠀀\t\r\n  x_1  \x00\u3000{EOT} it's"
+
+
+class TextTokenizer(_Vocabulary):
+    """Byte-level BPE: `encode` and `decode` are exact inverses on every valid text.
+
+    raw: the bytes of a `tokenizer.json`; `name` stands in error messages. engine: "auto" (fastokens if it is installed
+    and agrees, else HF tokenizers), "tokenizers". Raises UsageError if the file is no byte-level BPE with all 256 bytes
+    and the token `<|endoftext|>`; warns if the file alters text (a normaliser).
+    Attributes: vocab_size, eot_id, hash (xxh3_128 of `raw`, hex), token_bytes (bytes by id, empty for specials).
+    """
+
+    def __init__(self, raw: bytes, name: str = "tokenizer.json", engine: str = "auto"):
+        super().__init__(raw, name)
+        if engine not in ("auto", "tokenizers"):
+            raise UsageError(f"tokenizer engine {engine!r}: expected auto or tokenizers")
+        self._engine = engine
+        if (back := self.decode(self._slowly([_PROBE])[0])) != _PROBE:
+            message = f"{name}: changes text (a normaliser or an added blank?): {_PROBE!r} came back as {back!r}"
+            warnings.warn(message, stacklevel=2)
+
+    def __reduce__(self):
+        return type(self), (self.raw, self.name, self._engine)  # the engines are made anew in another process
+
+    def _slowly(self, texts: Sequence[str]) -> list[np.ndarray]:
+        codes = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(c.ids, dtype=np.uint32) for c in codes]
+
+    @functools.cached_property
+    def _encode(self) -> Callable:
+        return (self._engine == "auto" and fast_encoder(self.raw, self._slowly)) or self._slowly
+
+    @property
+    def engine(self) -> str:
+        "What encodes: fastokens or tokenizers."
+        return "tokenizers" if self._encode == self._slowly else "fastokens"
+
+    def encode(self, text: str) -> np.ndarray:
+        "Token ids uint32 [n]; the document-end token never appears, `text` may hold its name."
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        "Token ids of each text, on all cores. Raises UsageError naming the position of an element that is no string."
+        for i, text in enumerate(texts):
+            if not isinstance(text, str):
+                found = f"{type(text).__name__} {str(text)[:40]}"
+                raise UsageError(f"can't tokenize element {i} of the batch: expected text, found {found}")
+        return self._encode([valid_text(t) for t in texts])
 
 # %% ../../nbs/01_data/22_tokenizer.ipynb #b6f501ec
 def train_tokenizer(texts: Iterable[str], vocab_size: int = 4096, min_frequency: int = 2) -> TextTokenizer:
@@ -173,21 +231,3 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 4096, min_frequency:
         message = f"vocab_size {vocab_size} was asked for, but {size} characters of text hold only {trained.vocab_size}"
         warnings.warn(f"{message} entries that occur {min_frequency} times: the vocabulary is smaller", stacklevel=2)
     return trained
-
-# %% ../../nbs/01_data/22_tokenizer.ipynb #39112458
-def fertility(tokenizer: TextTokenizer, docs: Iterable[dict], by: str = "domain") -> dict[str, dict]:
-    """Tokens, bytes, characters and their ratios for each value of the field `by` (missing: "unknown"), in one pass.
-
-    `bytes_per_token` is higher for cheaper text, `tokens_per_char` says how much longer a text gets in tokens.
-    """
-    total: dict[str, dict] = {}
-    for doc in docs:
-        row = total.setdefault(str(doc.get(by) or "unknown"), {"documents": 0, "tokens": 0, "bytes": 0, "chars": 0})
-        text = valid_text(doc["text"])
-        size = {"documents": 1, "tokens": len(tokenizer.encode(text)), "bytes": len(text.encode()), "chars": len(text)}
-        for key, n in size.items():
-            row[key] += n
-    for row in total.values():
-        row["bytes_per_token"] = row["bytes"] / max(row["tokens"], 1)
-        row["tokens_per_char"] = row["tokens"] / max(row["chars"], 1)
-    return dict(sorted(total.items()))

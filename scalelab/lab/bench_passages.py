@@ -14,19 +14,21 @@ from pathlib import Path
 from typing import Any
 
 from ..core.config import progress
-from ..data.decontaminate import EvalIndex, Tokens
+from ..data.evalgrams import EvalIndex, Tokens
 from ..data.documents import read_documents
 from ..data.passages import Account, cut_passages
 from ..data.recipe import Passages
 from .bench import row
 
 # %% auto #0
-__all__ = ['KINDS', 'plant_passages', 'survivors', 'groundless_cuts', 'broken_texts', 'measure_passages',
+__all__ = ['KINDS', 'EVALUATION', 'plant_passages', 'survivors', 'groundless_cuts', 'broken_texts', 'measure_passages',
            'measure_decontamination', 'bench_data_passages']
 
 # %% ../../nbs/10_lab/07_bench_passages.ipynb #ac76edc4
 def plant_passages(hosts: Sequence[dict], donor: str, n: int, shortest: int, seed: int) -> tuple[list[dict], list[str]]:
-    "Copies of `hosts` with `n` passages of `donor` planted in several places each, and the passages (at least `shortest` characters, no two overlap)."
+    """Copies of `hosts` with `n` passages of `donor` planted in several places each, and the passages (at least
+    `shortest` characters, no two overlap).
+    """
     rng = random.Random(seed)
     step = len(donor) // n
     if step < 2 * shortest:
@@ -54,7 +56,9 @@ def survivors(docs: Sequence[dict], kept: Sequence[dict], passages: Sequence[str
 
 
 def groundless_cuts(docs: Sequence[dict], accounts: Sequence[Account], window: int) -> tuple[int, int]:
-    "(characters cut, of these: in no run of `window` characters that stood before), by walking from window to window through each cut."
+    """(characters cut, of these: in no run of `window` characters that stood before), by walking from window to
+    window through each cut.
+    """
     joined = "\0".join(d["text"] for d in docs)
     base = dict(zip([d["id"] for d in docs], itertools.accumulate((len(d["text"]) + 1 for d in docs), initial=0)))
     stood = lambda at: joined.find(joined[at : at + window]) < at
@@ -82,7 +86,11 @@ def broken_texts(docs: Sequence[dict], kept: Sequence[dict], accounts: Sequence[
         edges = [0, *(x for c in spans for x in (c.start, c.end)), len(text)]
         pieces = [text[a:b] for a, b in zip(edges[::2], edges[1::2])]
         foreign += "".join("".join(pieces).split()) != "".join(doc["text"].split())
-        broken += any(unicodedata.category(text[x])[0] == "M" or text[x - 1 : x + 1] == "\r\n" for x in edges[1:-1] if 0 < x < len(text))
+        broken += any(
+            unicodedata.category(text[x])[0] == "M" or text[x - 1 : x + 1] == "\r\n"
+            for x in edges[1:-1]
+            if 0 < x < len(text)
+        )
     return broken, foreign
 
 # %% ../../nbs/10_lab/07_bench_passages.ipynb #d1de58f1
@@ -94,7 +102,9 @@ KINDS = {  # hosts and donor by language
 
 
 def measure_passages(hosts: Sequence[dict], donor: str, n: int, shortest: int = 50, seed: int = 0) -> dict[str, float]:
-    "Plant, cut, judge: recall, characters cut without ground (200 documents), broken and foreign texts, MB per CPU second of the cutting."
+    """Plant, cut, judge: recall, characters cut without ground (200 documents), broken and foreign texts, MB per CPU
+    second of the cutting.
+    """
     docs, passages = plant_passages(hosts, donor, n, shortest, seed)
     begin = time.process_time()
     kept, accounts = cut_passages(docs, Passages(min_chars=shortest, min_left=0))
@@ -104,8 +114,16 @@ def measure_passages(hosts: Sequence[dict], donor: str, n: int, shortest: int = 
     cut, groundless = groundless_cuts(docs, some, shortest)
     broken, foreign = broken_texts(docs, kept, accounts)
     lost = sum(not any(p in d["text"] for d in kept) for p in passages) / len(passages)
-    return {"copies": copies, "recall": 1 - left / copies, "cut": cut, "groundless": groundless, "broken": broken, "foreign": foreign,
-            "lost": lost, "rate": sum(len(d["text"].encode("utf-8", "replace")) for d in docs) / 1e6 / seconds}
+    return {
+        "copies": copies,
+        "recall": 1 - left / copies,
+        "cut": cut,
+        "groundless": groundless,
+        "broken": broken,
+        "foreign": foreign,
+        "lost": lost,
+        "rate": sum(len(d["text"].encode("utf-8", "replace")) for d in docs) / 1e6 / seconds,
+    }
 
 
 def _read(folder: Path, name: str, limit: int) -> list[dict[str, Any]]:
@@ -118,23 +136,26 @@ def _read(folder: Path, name: str, limit: int) -> list[dict[str, Any]]:
             break
     return docs
 
-
+# %% ../../nbs/10_lab/07_bench_passages.ipynb #07e9ba84
 def _passage_rows(quick: bool, data: Path | None) -> list[dict]:
     "Rows of planted passages by language."
     rows, limit, n = [], 600_000 if quick else 4_000_000, 200 if quick else 1000
+    folder = Path(data or "") / "1_pretrain"
     for kind, (host_files, donor_file) in progress(KINDS.items(), total=len(KINDS), desc="passages", unit="kind"):
-        folder = Path(data) / "1_pretrain" if data else None
-        hosts = [d for f in host_files for d in _read(folder, f, limit // len(host_files))] if folder else []
-        donor = "".join(d["text"] for d in _read(folder, donor_file, 700 * n)) if folder else ""
+        hosts = [d for f in host_files for d in _read(folder, f, limit // len(host_files))] if data else []
+        donor = "".join(d["text"] for d in _read(folder, donor_file, 700 * n)) if data else ""
         if not hosts or len(donor) < 200 * n:
-            rows.append(row(f"{kind}: passages found", float("nan"), "share", "data missing: --data with 1_pretrain", ">= 0.98", False))
+            needs = "data missing: --data with 1_pretrain"
+            rows.append(row(f"{kind}: passages found", float("nan"), "share", needs, ">= 0.98", False))
             continue
         m = measure_passages(hosts, donor, n)
         size = f"{m['copies']} copies planted in {len(hosts)} documents"
+        wrong, bad = m["groundless"], m["broken"] + m["foreign"]
+        seen, what = f"{m['cut']} looked at", f"{kind}: characters cut that stood nowhere before"
         rows += [
             row(f"{kind}: passages found", m["recall"], "share", size, ">= 0.98", m["recall"] >= 0.98),
-            row(f"{kind}: characters cut that stood nowhere before", m["groundless"], "characters", f"{m['cut']} looked at", "0", m["groundless"] == 0 and m["cut"] > 0),
-            row(f"{kind}: documents cut inside a character or mixed", m["broken"] + m["foreign"], "documents", "", "0", m["broken"] + m["foreign"] == 0),
+            row(what, wrong, "characters", seen, "0", wrong == 0 and m["cut"] > 0),
+            row(f"{kind}: documents cut inside a character or mixed", bad, "documents", "", "0", bad == 0),
             row(f"{kind}: speed per core", m["rate"], "MB/s", "none on PyPI", ">= 2", m["rate"] >= 2),
         ]
     return rows
@@ -149,40 +170,63 @@ def _replace_some(text: str, every: int) -> str:
 
 
 def measure_decontamination(items: Sequence[dict], hosts: Sequence[dict], seed: int = 0) -> dict[str, float]:
-    "Share of testable items found when they stand in a page verbatim, with changes, and in two halves; share of pages accused as they are."
+    """Share of testable items found when they stand in a page verbatim, with changes, and in two halves; share of
+    pages accused as they are.
+    """
     rng, index = random.Random(seed), EvalIndex(items)
     short, total = set(index.untestable), {"verbatim": 0, "one word in 20 changed": 0, "in two halves": 0}
     tested = [i for i in items if i["id"] not in short]
     for item in progress(tested, total=len(tested), desc="evaluation items", unit="item"):
         page, text = rng.choice(hosts)["text"][:2000], item["text"]
         at, half = rng.randrange(len(page) + 1), len(text) // 2
-        forms = {"verbatim": text, "one word in 20 changed": _replace_some(text, 20), "in two halves": f"{text[:half]} {page[:300]} {text[half:]}"}
+        forms = {
+            "verbatim": text,
+            "one word in 20 changed": _replace_some(text, 20),
+            "in two halves": f"{text[:half]} {page[:300]} {text[half:]}",
+        }
         for form, planted in forms.items():
             matches = index.matches(Tokens.of(f"{page[:at]} {planted} {page[at:]}"))
             total[form] += any(m.item == item["id"] for m in matches)
     accused = sum(bool(index.matches(Tokens.of(d["text"]))) for d in hosts)
-    return {f: n / max(1, len(tested)) for f, n in total.items()} | {"untestable": len(short) / max(1, len(items)), "accused": accused / max(1, len(hosts)), "tested": len(tested)}
+    return {f: n / max(1, len(tested)) for f, n in total.items()} | {
+        "untestable": len(short) / max(1, len(items)),
+        "accused": accused / max(1, len(hosts)),
+        "tested": len(tested),
+    }
+
+# %% ../../nbs/10_lab/07_bench_passages.ipynb #ce2fec69
+EVALUATION = {  # evaluation sets and pages by language
+    "en": (["en_gsm8k_test", "humaneval", "en_blimp_slice"], ["en_gutenberg", "en_wikitext2"]),
+    "zh": (["NC_zh_cmmlu_slice", "zh_xcopa", "agieval_v1_slice"], ["zh_classical", "zh_law"]),
+}
 
 
 def _decontamination_rows(folder: Path, quick: bool) -> list[dict]:
     "Rows for the evaluation sets of a data folder."
     rows, take = [], 60 if quick else 10**9
-    for lang, files, host_files in (("en", ("en_gsm8k_test", "humaneval", "en_blimp_slice"), ("en_gutenberg", "en_wikitext2")), ("zh", ("NC_zh_cmmlu_slice", "zh_xcopa", "agieval_v1_slice"), ("zh_classical", "zh_law"))):
+    for lang, (files, host_files) in EVALUATION.items():
         items = [d for f in files for d in _read(folder / "5_eval", f, 10**9)[:take]]
         hosts = [d for f in host_files for d in _read(folder / "1_pretrain", f, 300_000 if quick else 3_000_000)]
+        name, needs = f"{lang}: evaluation items found", "data missing: --data with 1_pretrain and 5_eval"
         if not items or not hosts:
-            rows.append(row(f"{lang}: evaluation items found, verbatim", float("nan"), "share", "data missing: --data with 1_pretrain and 5_eval", ">= 0.99", False))
+            rows.append(row(f"{name}, verbatim", float("nan"), "share", needs, ">= 0.99", False))
             continue
         m = measure_decontamination(items, hosts)
         size = f"{m['tested']} items of {', '.join(files)}; {m['untestable']:.0%} too short to test"
-        rows.append(row(f"{lang}: evaluation items found, verbatim", m["verbatim"], "share", size, ">= 0.99", m["verbatim"] >= 0.99))
-        rows += [row(f"{lang}: evaluation items found, {form}", m[form], "share", "", "reported", True) for form in ("one word in 20 changed", "in two halves")]
-        rows.append(row(f"{lang}: pages accused of evaluation text", m["accused"], "share", f"{len(hosts)} pages", "<= 0.01", m["accused"] <= 0.01))
+        rows.append(row(f"{name}, verbatim", m["verbatim"], "share", size, ">= 0.99", m["verbatim"] >= 0.99))
+        for form in ("one word in 20 changed", "in two halves"):
+            rows.append(row(f"{name}, {form}", m[form], "share", "", "reported", True))
+        accused, pages = m["accused"], f"{len(hosts)} pages"
+        rows.append(
+            row(f"{lang}: pages accused of evaluation text", accused, "share", pages, "<= 0.01", accused <= 0.01)
+        )
     return rows
 
 # %% ../../nbs/10_lab/07_bench_passages.ipynb #8416fdb4
 def bench_data_passages(quick: bool, data: Path | None) -> list[dict]:
-    "Planted passages of at least 50 characters in Chinese, English and code: recall, groundless cuts, broken texts, speed; then planted evaluation items."
+    """Planted passages of at least 50 characters in Chinese, English and code: recall, groundless cuts, broken texts,
+    speed; then planted evaluation items.
+    """
     return _passage_rows(quick, data) + (_decontamination_rows(Path(data), quick) if data else [])
 
 
