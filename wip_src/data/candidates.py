@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Candidates and their sets
 #
-# > Which documents share a band, put away on disk when they are many, and the shingle sets that judge them, a few at a time.
+# > Which documents share a band, on disk when they are many, and the shingle sets that judge them, a few at a time.
 #
 # The usual index of a near-duplicate search is a dictionary of every band of every document: two kilobytes a document, and the texts beside it. These are the parts of one that does with some sixty bytes: a column of hashes at a
 # time, pairs in files, sets in a cache of limited size. The next notebook puts them together.
@@ -146,7 +146,8 @@ class Spool:
             parts.append(np.fromfile(file, np.uint64))
             file.unlink()
         packed = distinct(np.concatenate(parts))
-        return (packed >> np.uint64(48)).astype(np.int64) + block * SPOOL_BLOCK, (packed & np.uint64((1 << 48) - 1)).astype(np.int64)
+        document = (packed >> np.uint64(48)).astype(np.int64) + block * SPOOL_BLOCK
+        return document, (packed & np.uint64((1 << 48) - 1)).astype(np.int64)
 
 
 # %%
@@ -156,8 +157,8 @@ with tempfile.TemporaryDirectory() as folder:
     for spool in spools:
         for document, number in put:
             spool.add(document, number)
-        assert [list(zip(*(x.tolist() for x in spool.take(b)))) for b in (0, 1, 2, 3, 0)] == [
-            [(5, 1), (5, 2)], [(70_000, 1)], [], [(200_000, 0)], []]
+        taken = [list(zip(*(x.tolist() for x in spool.take(b)))) for b in (0, 1, 2, 3, 0)]
+        assert taken == [[(5, 1), (5, 2)], [(70_000, 1)], [], [(200_000, 0)], []]
     assert not list(Path(folder).glob("*/*")), "a file is gone once taken"
 
 # %% [markdown]
@@ -228,10 +229,12 @@ draw = np.random.default_rng(0)
 signer, met, truth = Signer(), [], []
 for share in (0.02, 0.05, 0.1, 0.15, 0.2, 0.3):
     base = [draw.integers(0x4E00, 0x9000, 300) for _ in range(300)]
-    kin = [np.where(draw.random(300) < share / 5, draw.integers(0x9000, 0x9FA0, 300), t) for t in base for _ in range(5)]
+    news = draw.integers(0x9000, 0x9FA0, (1500, 300))
+    kin = [np.where(draw.random(300) < share / 5, new, base[k // 5]) for k, new in enumerate(news)]
     words = ["".join(map(chr, t)) for t in [*base, *kin]]
     signed = signer.sign_batch(words)
-    found = np.unique(np.concatenate([np.stack(group_pairs(*band_groups(signed[:, b])), 1) for b in range(signer.bands)]), axis=0)
+    bands = [group_pairs(*band_groups(signed[:, b])) for b in range(signer.bands)]
+    found = np.unique(np.concatenate([np.stack(pair, 1) for pair in bands]), axis=0)
     parent = np.array([*range(300), *np.repeat(range(300), 5)])
     assert (parent[found[:, 0]] == parent[found[:, 1]]).all(), "strangers never met"
     truth.append(np.mean([jaccard(shingles(words[k]), shingles(words[300 + 5 * k])) for k in range(300)]))

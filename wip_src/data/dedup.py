@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Duplicates, exact and near
 #
-# > Find the documents that say again what another one says, remove them, and never remove one that has no true partner.
+# > Find documents that say again what another one says, remove them, and none without a true partner.
 #
 # Text that is in the corpus twice is trained on twice, and when its twin sits in the validation set, the validation loss reads memory and calls it skill. The first
 # article says that near-duplicates inflate validation scores and that MinHash LSH finds them (A-dup). How texts are sketched, found and judged stands in the notebooks
@@ -26,6 +26,10 @@ from scalelab.core.config import UsageError, did_you_mean
 from scalelab.data.candidates import SetCache
 from scalelab.data.index import cluster_labels, near_duplicates
 from scalelab.data.sketch import Signer, jaccard, shingles
+
+# %%
+#| export
+_all_ = ["jaccard", "shingles"]  # defined in scalelab.data.sketch, importable from here too
 
 # %%
 #| hide
@@ -182,6 +186,8 @@ class DedupResult:
         return out
 
 
+# %%
+#| export
 def find_duplicates(
     docs: Sequence[dict], threshold: float = 0.8, keep: str = "longest", seed: int = 1,
     sketches: Sketches | None = None, signer: Signer | None = None,
@@ -201,7 +207,8 @@ def find_duplicates(
     roots = list(first.values())
     texts = [docs[i]["text"] for i in roots]
     signed = signer.band_hashes(sketches.values[roots]) if sketches else signer.sign_batch(texts)
-    found = near_duplicates(lambda b: signed[:, b], len(roots), np.arange(len(roots)), texts.__getitem__, signer.threshold, signer)
+    n, text = len(roots), texts.__getitem__
+    found = near_duplicates(lambda b: signed[:, b], n, np.arange(n), text, signer.threshold, signer)
     near = {roots[k]: (roots[found.of[k]], float(found.jaccard[k])) for k in np.flatnonzero(found.of >= 0)}
     pairs = [(docs[i]["id"], docs[j]["id"], s) for i, (j, s) in near.items()]
     result = DedupResult([], [], [], pairs, found.candidates)
@@ -327,7 +334,7 @@ for i in range(len(both)):
 estimate, exact = np.array(rows).T
 true = exact >= 0.8
 print(f"{len(both)} documents, {len(rows)} candidates, {true.sum()} with J >= 0.8")
-print(f"LSH alone:       precision {true.mean():.2f}; recall: all, by definition, since only its candidates are counted")
+print(f"LSH alone:       precision {true.mean():.2f}; recall: all, since only its candidates are counted")
 print(f"estimate >= 0.8: precision {true[estimate >= 0.8].mean():.2f}, recall {(estimate >= 0.8)[true].mean():.2f}:"
       f" {(estimate < 0.8)[true].sum()} of {true.sum()} true pairs lost")
 print("exact:           right by definition, of the candidates: it is the yardstick")

@@ -164,34 +164,17 @@ def _utf_16(raw: bytes, whole: bool = True) -> str | None:
     return None
 
 # %%
-taiwan, nippon = (
-    "這個資料集的品質還需要人工檢查，然後才能使用。",
-    "このデータはまだ検査されていません。確認してください。",
-)
-korea, russia = (
-    "이 자료는 아직 검사하지 않았습니다. 먼저 확인하십시오.",
-    "Эти данные ещё никто не проверял, поэтому сначала их надо посмотреть.",
-)
-for text, *names in [
-    (sentence, "gb18030"),
-    (taiwan, "big5"),
-    (nippon, "cp932", "euc_jp"),
-    (korea, "cp949"),
-    (russia, "cp1251", "koi8_r", "cp866"),
-]:
+taiwan, nippon = "這個資料集的品質還需要人工檢查，然後才能使用。", "このデータはまだ検査されていません。確認してください。"
+korea = "이 자료는 아직 검사하지 않았습니다. 먼저 확인하십시오."
+russia = "Эти данные ещё никто не проверял, поэтому сначала их надо посмотреть."
+spoken = {sentence: ["gb18030"], taiwan: ["big5"], nippon: ["cp932", "euc_jp"], korea: ["cp949"], russia: ["cp1251", "koi8_r", "cp866"]}
+for text, names in spoken.items():
     assert [by_characters(text.encode(name)) for name in names] == names, names
 assert by_characters("天气".encode("gbk")) is None and by_characters(b"plain") is None
+wide = ["utf-16-le", "utf-16-be", "utf-32-le"]
 for text in (sentence, nippon, "plain text"):
-    assert [_utf_16(text.encode(n)) for n in ("utf-16-le", "utf-16-be", "utf-32-le")] == [
-        "utf-16-le",
-        "utf-16-be",
-        "utf-32-le",
-    ]
-assert (
-    _utf_16(sentence.encode("gb18030")) is None
-    and _utf_16(b"plain text") is None
-    and _utf_16(bytes(range(256))) is None
-)
+    assert [_utf_16(text.encode(name)) for name in wide] == wide
+assert not any(map(_utf_16, (sentence.encode("gb18030"), b"plain text", bytes(range(256)))))
 
 # %% [markdown]
 # **Western text** is the opposite case: nearly all of it is ASCII, and three bytes in a page decide nothing by statistics. But each of them stands somewhere: é inside a word, a dash between spaces, ° behind a number. If every high byte stands where its Windows-1252 character
@@ -343,7 +326,8 @@ class Encoding:
     why: str
     mark: int = 0
 
-
+# %%
+#| export
 def _damaged_utf_8(raw: bytes) -> bool:
     "Are most characters beyond ASCII valid UTF-8? Other encodings hit that by accident only here and there."
     text = raw.decode("utf-8", "replace")
@@ -384,24 +368,9 @@ def detect(raw: bytes, declared: str = "", whole: bool = True) -> Encoding | Non
 
 # %%
 texts = {
-    "gb18030": sentence,
-    "big5": taiwan,
-    "cp932": nippon,
-    "cp949": "자료를 정리하는 일은 먼저 보는 것에서 시작합니다. 백 개를 읽은 다음에 규칙을 쓰고, 오류가 몇 가지인지 센 다음에 "
-    "무엇을 고칠지 정합니다. 기계는 수백만 줄을 빨리 처리하지만 좋은 글이 무엇인지는 모릅니다.",
-    "cp1251": "Очистка данных начинается с того, что на них смотрят. Сначала прочитайте сто строк, потом пишите правила; "
-    "сначала посчитайте, сколько видов ошибок, потом решайте, какие стоит исправлять.",
-    "cp1252": menu,
-    "utf-8": sentence,
-    "utf-8-sig": korea,
-    "utf-16": taiwan,
-    "utf-16-le": russia,
-    "utf-16-be": sentence,
-    "utf-32": menu,
-    "hz": sentence,
-    "koi8_r": russia,
-    "euc_jp": nippon,
-    "ascii": "plain",
+    "gb18030": sentence, "big5": taiwan, "cp932": nippon, "cp949": korea, "cp1251": russia, "cp1252": menu, "utf-8": sentence,
+    "utf-8-sig": korea, "utf-16": taiwan, "utf-16-le": russia, "utf-16-be": sentence, "utf-32": menu, "hz": sentence,
+    "koi8_r": russia, "euc_jp": nippon, "ascii": "plain",
 }
 for name, text in texts.items():
     raw = text.encode(name)

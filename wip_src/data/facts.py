@@ -21,7 +21,7 @@ import numpy as np
 
 from scalelab.data.bytestream import NOT_FINITE, SURROGATE, tidy
 from scalelab.data.files import CODE_SUFFIXES, PROSE_SUFFIXES, WEB_SUFFIXES, Rejects
-from scalelab.data.readers import SourceFile
+from scalelab.data.tables import SourceFile
 
 # %%
 #| hide
@@ -166,7 +166,8 @@ def _encodes(text: str) -> bool:
         return False
     return True
 
-
+# %%
+#| export
 def make_document(file: SourceFile, line: int, row: dict[str, Any], many: bool = False) -> dict[str, Any] | None:
     """Turn a row into a document, or reject it and return None.
 

@@ -78,7 +78,8 @@ def _read_index(folder: Path) -> dict:
     if not isinstance(content, dict) or content.get("format") != _FORMAT["format"]:
         raise UsageError(f"{path}: not an index of known text (no format {_FORMAT['format']!r}); give another folder")
     if content.get("version") != _FORMAT["version"]:
-        raise UsageError(f"{path}: version {content.get('version')}, expected {_FORMAT['version']}; use the program that made it")
+        version = content.get("version")
+        raise UsageError(f"{path}: version {version}, expected {_FORMAT['version']}; use the program that made it")
     if not {"signer", "segments", "next"} <= content.keys():
         raise UsageError(f"{path}: damaged (signer, segments or next missing); restore it, or build the index again")
     return content
@@ -137,13 +138,15 @@ def _answers(segments: Sequence[Segment], signer: Signer, docs: Sequence[dict]) 
 
 # %%
 signer = Signer()
-old = [{"id": f"d{k}", "text": f"text number {k} of the old corpus, " * 3} for k in range(5)] + [{"id": "e", "text": ""}]
+old = [{"id": f"d{k}", "text": f"text number {k} of the old corpus, " * 3} for k in range(5)]
+old.append({"id": "e", "text": ""})
 for name, part in (("a", old[:4]), ("b", old[4:])):
     (folder / name).mkdir()
     write_segment(folder / name, part, signer)
 parts = [Segment(folder / "a", 4, 27), Segment(folder / "b", 2, 27)]
-asked = [{"id": "new", "text": old[4]["text"] + "and"}, {"id": "d2", "text": old[2]["text"]}, {"id": "blank", "text": " \n"}]
-asked += [{"id": "copy", "text": " " + old[3]["text"]}, {"id": "stranger", "text": "天地玄黄宇宙洪荒"}]
+asked = [{"id": "new", "text": old[4]["text"] + "and"}, {"id": "d2", "text": old[2]["text"]}]
+asked += [{"id": "blank", "text": " \n"}, {"id": "copy", "text": " " + old[3]["text"]}]
+asked.append({"id": "stranger", "text": "天地玄黄宇宙洪荒"})
 answers = _answers(parts, signer, asked)
 for a in answers.values():
     print(f"{a.id:6} is {a.kind:5} of {a.of} J = {a.jaccard:.3f}")
@@ -169,8 +172,8 @@ class StoredIndex:
         self.folder = Path(folder)
         if self.folder.exists() and not self.folder.is_dir():
             raise UsageError(f"{folder}: a file, expected the folder of an index of known text")
-        if not self.folder.exists() or not any(self.folder.iterdir()):
-            self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if not any(p for p in self.folder.iterdir() if not p.match(".index.json.*")):  # left by a kill
             _write_index(self.folder, {"signer": _settings(signer or Signer()), "next": 0, "segments": []})
         self._open(verify)
         wrong = {k: v for k, v in _settings(signer or self.signer).items() if v != getattr(self.signer, k)}
@@ -190,7 +193,7 @@ class StoredIndex:
         return sum(s.n for s in self.segments)
 
     def query(self, docs: Sequence[dict]) -> list[Duplicate]:
-        """Those of `docs` that are known: id, id of the known document, "exact" or "near", exact Jaccard; in input order.
+        """Those of `docs` that are known, in input order: id, of (the known id), kind (exact or near), exact jaccard.
 
         An exact copy wins over a near one, and a document added earlier over one added later.
         """
@@ -203,6 +206,36 @@ class StoredIndex:
 
 def _write_index(folder: Path, content: dict) -> None:
     atomic_write(folder / "index.json", json.dumps(_FORMAT | content, indent=1) + "\n")
+
+
+# %%
+#| export
+@contextlib.contextmanager
+def _sole_writer(folder: Path) -> Iterator[None]:
+    with open(folder / "lock", "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(f"{folder}: another process is adding to this index; wait for it and repeat") from None
+        yield
+
+
+def _unknown(index: StoredIndex, docs: Sequence[dict]) -> list[dict]:
+    "The documents of `docs` that the index does not hold yet."
+    column = np.array([id_hash(d["id"]) for d in docs], np.uint64)
+    there: dict[int, tuple[Segment, int]] = {}
+    for segment in index.segments:
+        for q, row in zip(*(x.tolist() for x in segment.meeting(index.signer.bands + 1, column))):
+            if segment.id(row) == docs[q]["id"]:
+                there[q] = segment, row
+    seen: set[str] = set()
+    for q, doc in enumerate(docs):
+        if doc["id"] in seen:
+            raise UsageError(f"{index.folder}: id {doc['id']!r} comes twice in what is to be added; make ids unique")
+        if q in there and content_hash(there[q][0].text(there[q][1])) != content_hash(doc["text"]):
+            raise UsageError(f"{index.folder}: id {doc['id']!r} is there with another text; give it an id of its own")
+        seen.add(doc["id"])
+    return [d for q, d in enumerate(docs) if q not in there]
 
 
 # %%
@@ -238,42 +271,17 @@ def add_known(index: StoredIndex, docs: Sequence[dict]) -> int:
         for path in index.folder.glob("*segment-*"):  # merged ones, and leftovers of additions that were killed
             if path.name not in listed:
                 shutil.rmtree(path)
+        for path in index.folder.glob(".index.json.*"):
+            path.unlink()
         index._open(verify=False)
     return len(fresh)
-
-
-@contextlib.contextmanager
-def _sole_writer(folder: Path) -> Iterator[None]:
-    with open(folder / "lock", "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UsageError(f"{folder}: another process is adding to this index; wait for it and repeat") from None
-        yield
-
-
-def _unknown(index: StoredIndex, docs: Sequence[dict]) -> list[dict]:
-    "The documents of `docs` that the index does not hold yet."
-    column = np.array([id_hash(d["id"]) for d in docs], np.uint64)
-    there: dict[int, tuple[Segment, int]] = {}
-    for segment in index.segments:
-        for q, row in zip(*(x.tolist() for x in segment.meeting(index.signer.bands + 1, column))):
-            if segment.id(row) == docs[q]["id"]:
-                there[q] = segment, row
-    seen: set[str] = set()
-    for q, doc in enumerate(docs):
-        if doc["id"] in seen:
-            raise UsageError(f"{index.folder}: id {doc['id']!r} comes twice among the documents to add; make ids unique")
-        if q in there and content_hash(there[q][0].text(there[q][1])) != content_hash(doc["text"]):
-            raise UsageError(f"{index.folder}: id {doc['id']!r} is there with another text; give the new document its own id")
-        seen.add(doc["id"])
-    return [d for q, d in enumerate(docs) if q not in there]
 
 
 # %%
 place = folder / "known"
 index = StoredIndex(place)
-assert len(index) == 0 and index.query(old) == [] and index.add(old[:3]) == 3 and index.add(old) == 3 and index.add(old) == 0
+assert len(index) == 0 and index.query(old) == []
+assert [index.add(part) for part in (old[:3], old, old)] == [3, 3, 0]
 assert len(StoredIndex(place)) == len(index) == 6 and len(index.segments) == 1, "merged"
 assert index.query(asked) == list(answers.values()), "the same answers whatever the segments"
 again = StoredIndex(place)
@@ -297,15 +305,17 @@ assert len(StoredIndex(place)) == 6, "a refused addition left a trace"
 
 # %%
 (place / "segment-000077").mkdir()  # what a killed addition leaves: a segment that no list names
+(place / ".index.json.x.tmp").touch()
 assert len(StoredIndex(place)) == 6 and index.add([{"id": "h", "text": "a new document"}]) == 1
-assert not (place / "segment-000077").exists()
+assert not (place / "segment-000077").exists() and not (place / ".index.json.x.tmp").exists()
 victim = place / index.content["segments"][0]["name"] / "texts"
 whole = victim.read_bytes()
 victim.write_bytes(whole[:9] + bytes([whole[9] ^ 4]) + whole[10:])
 refused(lambda: StoredIndex(place), "texts", "checksum differs")
 victim.write_bytes(whole)
 good = (place / "index.json").read_text()
-bad_lists = {"damaged": "{", "not an index": "[]", "version 9": good.replace('"version": 1', '"version": 9'), "next missing": good.replace('"next"', '"later"')}
+bad_lists = {"damaged": "{", "not an index": "[]", "version 9": good.replace('"version": 1', '"version": 9')}
+bad_lists["next missing"] = good.replace('"next"', '"later"')
 for word, text in bad_lists.items():
     (place / "index.json").write_text(text)
     refused(lambda: StoredIndex(place), word)
@@ -357,11 +367,12 @@ joint = find_duplicates(docs, keep="first")
 index = StoredIndex(folder / "grown")
 steps = [update_known(index, docs[a : a + 100]) for a in range(0, len(docs), 100)]
 assert [d for s in steps for d in s.removed] == joint.removed
-assert [i for s in steps for i in s.keep] == joint.keep == list(s.id(r) for s in index.segments for r in range(s.n))
+assert [i for s in steps for i in s.keep] == joint.keep == [s.id(r) for s in index.segments for r in range(s.n)]
 kinds = [d.kind for d in joint.removed]
-across = sum(d.of not in {x["id"] for x in docs[a : a + 100]} for a, s in zip(range(0, 1000, 100), steps) for d in s.removed)
-print(f"{len(docs)} documents in ten parts: {kinds.count('exact')} exact and {kinds.count('near')} near copies, {across} of an")
-print(f"earlier part; the same as one pass; {[s.n for s in index.segments]} documents by segment")
+parts = [{d["id"] for d in docs[a : a + 100]} for a in range(0, len(docs), 100)]
+across = sum(d.of not in part for part, s in zip(parts, steps) for d in s.removed)
+print(f"{len(docs)} documents in ten parts: {kinds.count('exact')} exact and {kinds.count('near')} near copies,")
+print(f"{across} of an earlier part; the same as one pass; {[s.n for s in index.segments]} documents by segment")
 
 # %% [markdown]
 # A repeated run finds its own documents and passes them over.

@@ -64,6 +64,8 @@ def _checksum(path: Path) -> str:
     return digest.hexdigest()
 
 
+# %%
+#| export
 class Segment:
     "A folder of flat files: sorted columns with their rows, ids and compressed texts with their offsets."
 
@@ -73,7 +75,8 @@ class Segment:
         self.folder, self.n = folder, n
         self.hashes = np.memmap(folder / "hashes", np.uint64, "r", shape=(columns, n))
         self.rows = np.memmap(folder / "rows", np.uint32, "r", shape=(columns, n))
-        self._blobs = {k: np.memmap(folder / k, np.uint8, "r") for k in ("ids", "texts") if (folder / k).stat().st_size}
+        kinds = [k for k in ("ids", "texts") if (folder / k).stat().st_size]  # an empty file can't be mapped
+        self._blobs = {k: np.memmap(folder / k, np.uint8, "r") for k in kinds}
         self._at = {k: np.memmap(folder / f"{k}.at", np.uint64, "r", shape=(n + 1,)) for k in ("ids", "texts")}
 
     def _blob(self, kind: str, row: int) -> bytes:
@@ -89,7 +92,7 @@ class Segment:
         return zstandard.ZstdDecompressor().decompress(self._blob("texts", row)).decode("utf-8", "surrogatepass")
 
     def meeting(self, column: int, values: np.ndarray, many: int = _MANY) -> tuple[np.ndarray, np.ndarray]:
-        "(question, row) int64: the rows whose hash in `column` is the question's value (0 has none), `many` at most each."
+        "(question, row) int64: rows whose hash in `column` is the question's value (0 has none), `many` each at most."
         asked = np.flatnonzero(values)
         asked = asked[np.argsort(values[asked], kind="stable")]  # neighbours in the file are asked one after the other
         first = np.searchsorted(self.hashes[column], values[asked], "left")
@@ -144,14 +147,15 @@ def merge_segments(folder: Path, parts: Sequence[Segment]) -> None:
 
 # %%
 signer = Signer()
-old = [{"id": f"d{k}", "text": f"text number {k} of the old corpus, " * 3} for k in range(5)] + [{"id": "e", "text": ""}]
+old = [{"id": f"d{k}", "text": f"text number {k} of the old corpus, " * 3} for k in range(5)]
+old.append({"id": "e", "text": ""})
 for name, part in (("a", old[:4]), ("b", old[4:]), ("all", old)):
     (folder / name).mkdir()
     write_segment(folder / name, part, signer)
 (folder / "merged").mkdir()
 merge_segments(folder / "merged", [Segment(folder / "a", 4, 27), Segment(folder / "b", 2, 27)])
 for name in Segment.NAMES:
-    assert (folder / "merged" / name).read_bytes() == (folder / "all" / name).read_bytes(), f"{name}: merged is not the same"
+    assert (folder / "merged" / name).read_bytes() == (folder / "all" / name).read_bytes(), f"{name} differs"
 whole = Segment(folder / "all", 6, 27)
 assert [whole.text(k) for k in range(6)] == [d["text"] for d in old] and whole.id(5) == "e"
 question, row = whole.meeting(25, document_columns(old[::-1], signer)[:, 25])
@@ -209,7 +213,7 @@ lengths = (100, 1000, 10_000)
 made = []
 for n in lengths:
     (folder / str(n)).mkdir()
-    words = [" ".join(draw.choice(["whale", "sea", "ship", "the", "of", "a", "harpoon"], n // 4))[:n] for _ in range(50)]
+    words = [" ".join(draw.choice(["whale", "sea", "ship", "the", "of", "a"], n // 4))[:n] for _ in range(50)]
     write_segment(folder / str(n), [{"id": f"document {k}", "text": t} for k, t in enumerate(words)], signer)
     made.append({k: (folder / str(n) / k).stat().st_size / 50 for k in Segment.NAMES})
 for kind in ("hashes", "rows", "texts"):

@@ -61,7 +61,8 @@ def _stdlib_pool() -> dict[str, list[tuple[str, str]]]:
     pool["docs"] += [(f"topics/{name}", text) for name, text in sorted(topics.items()) if len(text) >= 200]
     return pool
 
-
+# %%
+#| export
 def stdlib_documents(limit_bytes: int = 3_000_000, seed: int = 0) -> Iterator[dict[str, Any]]:
     """Documents of this Python's standard library: two thirds of `limit_bytes` source code, at most one third
     English documentation.

@@ -43,77 +43,71 @@ style()
 # %%
 #| export
 class ByteReader:
-    "Pieces of bytes as a file that can be peeked into; `at` is the offset of the next byte."
+    "Pieces of bytes as a file that can be peeked into; `at` is the offset of the next byte, `history` how far one can go back."
 
-    HISTORY = 1 << 22
-
-    def __init__(self, pieces: Iterator[bytes]):
-        self._pieces, self._buffer, self._next, self._gone = pieces, b"", 0, 0
-        self._held: int | None = None
+    def __init__(self, pieces: Iterator[bytes], history: int = 0):
+        self._pieces, self._history = pieces, history
+        self._buffer, self._next, self._gone = bytearray(), 0, 0
 
     @property
     def at(self) -> int:
         return self._gone + self._next
 
-    def _fill(self, n: int) -> bytes:
-        "Hold at least n bytes if there are so many; the buffer."
+    def _fill(self, n: int) -> bool:
+        "Hold at least n bytes from here on; False when there are not so many."
         while len(self._buffer) - self._next < n and (piece := next(self._pieces, b"")):
-            drop = (
-                self._next
-                if self._held is None
-                else min(self._next, max(self._held - self._gone, self._next - self.HISTORY))
-            )
-            self._gone += drop
-            self._buffer, self._next = self._buffer[drop:] + piece, self._next - drop
-        return self._buffer
-
-    def hold(self) -> None:
-        "Keep what is read from here on (its last 4 MiB), so that `back_to` can return."
-        self._held = self.at
-
-    def back_to(self, offset: int) -> None:
-        "Return to an offset, or to the first one that is still held behind it."
-        self._next = max(0, offset - self._gone)
+            if (drop := self._next - self._history) > len(self._buffer) // 2:
+                del self._buffer[:drop]
+                self._gone, self._next = self._gone + drop, self._next - drop
+            self._buffer += piece
+        return len(self._buffer) - self._next >= n
 
     def peek(self, n: int) -> bytes:
-        return self._fill(n)[self._next : self._next + n]
+        "The next n bytes, fewer at the end."
+        self._fill(n)
+        return bytes(self._buffer[self._next : self._next + n])
 
     def read(self, n: int) -> bytes:
-        "n bytes, fewer at the end."
+        "The next n bytes, fewer at the end, and move behind them."
         parts = []
-        while n > 0 and (part := self.peek(min(n, 1 << 16))[:n]):
+        while n > 0 and (part := self.peek(min(n, 1 << 16))):
             parts.append(part)
             self._next += len(part)
             n -= len(part)
         return b"".join(parts)
 
-    def readline(self, limit: int | None = None) -> bytes:
+    def readline(self, limit: int = 1 << 16) -> bytes:
         "Up to the next line feed, but at most `limit` bytes or 64 KiB: a header is never longer."
-        head = self.peek(min(1 << 16 if limit is None else limit, 1 << 16))
+        head = self.peek(min(limit, 1 << 16))
         return self.read(head.find(b"\n") + 1 or len(head))
 
-    def find(self, mark: bytes) -> bool:
-        "Move to the next place of `mark`; False and at the end when there is none."
-        while True:
-            buffer = self._fill(len(mark))
-            if (hit := buffer.find(mark, self._next)) >= 0:
-                self._next = hit
-                return True
-            self._next = max(self._next, len(buffer) - len(mark) + 1)
-            if len(self._fill(len(mark))) - self._next < len(mark):
-                self._next = len(self._buffer)
-                return False
+    def back_to(self, offset: int) -> None:
+        "Return to an offset, or to the first one that is still held behind it."
+        self._next = max(0, offset - self._gone)
 
 # %%
-reader = ByteReader(iter([b"one\ntw", b"o\n", b"WARC/1.0 x"]))
+#| export
+def find(reader: ByteReader, mark: bytes) -> bool:
+    "Move to the next place of `mark`; False, and at the end, when there is none."
+    while head := reader.peek(1 << 16):
+        hit = head.find(mark)
+        reader.read(hit if hit >= 0 else max(1, len(head) - len(mark) + 1))
+        if hit >= 0:
+            return True
+    return False
+
+# %%
+reader = ByteReader(iter([b"one\ntw", b"o\n", b"WARC/1.0 x"]), history=100)
 assert reader.readline() == b"one\n" and reader.at == 4 and reader.peek(3) == b"two" and reader.readline(2) == b"tw"
-assert reader.find(b"WARC") and reader.at == 8 and reader.read(99) == b"WARC/1.0 x" and not reader.find(b"WARC")
-rng = np.random.default_rng(0)
-data = rng.integers(97, 100, 3000, np.uint8).tobytes()
-for size in (1, 7, 1000):
+assert find(reader, b"WARC") and reader.at == 8 and reader.read(99) == b"WARC/1.0 x" and not find(reader, b"WARC")
+reader.back_to(4)
+assert reader.readline() == b"two\n"
+data = np.random.default_rng(0).integers(97, 100, 300_000, np.uint8).tobytes().replace(b"abcab", b"bbbbb")
+data = data[:70_000] + b"abcab" + data[70_000:]
+for size in (7, 1000, 1 << 16):
     reader = ByteReader(iter([data[i : i + size] for i in range(0, len(data), size)]))
-    assert reader.find(b"abcab") and reader.at == data.find(b"abcab")
-    assert b"".join(iter(lambda: reader.read(37), b"")) == data[data.find(b"abcab"):]
+    assert find(reader, b"abcab") and reader.at == data.find(b"abcab")
+    assert b"".join(iter(lambda: reader.read(37), b"")) == data[data.find(b"abcab") :]
 
 # %% [markdown]
 # ## One member at a time
@@ -123,6 +117,7 @@ for size in (1, 7, 1000):
 # %%
 #| export
 _GZIP = b"\x1f\x8b\x08"
+_HISTORY = 1 << 22  # bytes: so far a damaged member may lead the decoder into the next ones
 
 
 def _member(raw: ByteReader, expand_limit: int) -> Iterator[bytes]:
@@ -250,7 +245,8 @@ def _parse(loader: Any, stream: ByteReader) -> Any:
         raise BrokenFile("bad_record", f"length {length!r} is no number of bytes")
     return record
 
-
+# %%
+#| export
 def _judge(record: Any, number: int, offset: int, max_bytes: int) -> Page | Problem:
     "The page in a record, or why there is none."
     arc, headers = record.format == "arc", record.rec_headers
@@ -295,7 +291,7 @@ _ARC_HEADER = re.compile(rb"https?://\S.* [\d.]+ \d{8,14} \S+ \d+\r?\n")
 
 def _next_header(stream: ByteReader) -> bool:
     "Move to the next line that begins a record; False at the end."
-    while stream.find(b"\n"):
+    while find(stream, b"\n"):
         stream.read(1)
         head = stream.peek(8)
         if head.startswith(b"WARC/1.") or (head.startswith(b"http") and _ARC_HEADER.match(stream.peek(2000))):
@@ -343,7 +339,8 @@ def _records(
             if not _next_header(stream):
                 return
 
-
+# %%
+#| export
 def read_warc(
     pieces: Iterator[bytes], skip: int = 0, max_bytes: int = 10_000_000, expand_limit: int = EXPAND_LIMIT
 ) -> Iterator[Page | Problem]:
@@ -353,7 +350,7 @@ def read_warc(
     never held. Memory: one page. A damaged gzip member costs itself, a damaged record of an uncompressed file what
     stands before the next header.
     """
-    raw, number, expected = ByteReader(pieces), 0, 0
+    raw, number, expected = ByteReader(pieces, _HISTORY), 0, 0
     if raw.peek(11).startswith((b"WARC/", b"filedesc://")):
         try:
             for result in _records(raw, None, 0, skip, max_bytes):
@@ -363,14 +360,13 @@ def read_warc(
             yield Problem(number + 1, raw.at, error.reason, str(error))
         return
     while raw.peek(1):
-        found, offset = raw.find(_GZIP), raw.at
+        found, offset = find(raw, _GZIP), raw.at
         if offset > expected >= 0:  # the mark of a member is damaged, or this is no archive
             number += 1
             yield Problem(number, expected, "corrupt_record", f"{offset - expected:,} bytes that are no gzip member")
         if not found:
             return
         expected = -1
-        raw.hold()
         try:
             for result in _records(ByteReader(_member(raw, expand_limit)), offset, number, skip, max_bytes):
                 number = result.number
@@ -386,61 +382,40 @@ def read_warc(
 
 # %%
 def record(kind: str, url: str, http: bytes, body: bytes) -> bytes:
-    block = http + body
-    return (
-        (
-            f"WARC/1.0\r\nWARC-Type: {kind}\r\nWARC-Target-URI: {url}\r\n"
-            f"WARC-Date: 2020-02-03T04:05:06Z\r\nWARC-Record-ID: <urn:{url}>\r\n"
-            f"Content-Type: application/http\r\nContent-Length: {len(block)}\r\n\r\n"
-        ).encode()
-        + block
-        + b"\r\n\r\n"
-    )
+    head = (f"WARC/1.0\r\nWARC-Type: {kind}\r\nWARC-Target-URI: {url}\r\nWARC-Date: 2020-02-03T04:05:06Z\r\n"
+            f"WARC-Record-ID: <urn:{url}>\r\nContent-Length: {len(http + body)}\r\n\r\n")
+    return head.encode() + http + body + b"\r\n\r\n"
 
 
 def answer(*headers: str, status: int = 200) -> bytes:
     return "\r\n".join([f"HTTP/1.1 {status} OK", *headers, "", ""]).encode()
 
 
+HTML, GZIP, CHUNKED = "Content-Type: text/html", "Content-Encoding: gzip", "Transfer-Encoding: chunked"
 gbk = "<html><title>天气</title><body>今天天气很好。</body></html>".encode("gbk")
 body = b"<html><body>" + b"<p>A page about nothing.</p>" * 20
-parts = [
-    record("request", "http://a/", b"GET / HTTP/1.1\r\n\r\n", b""),
-    record("response", "http://a/1", answer("Content-Type: text/html; charset=gb2312"), gbk),
-    record(
-        "response",
-        "http://a/2",
-        answer("Content-Type: text/html", "Transfer-Encoding: chunked"),
-        b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body),
-    ),
-    record(
-        "response", "http://a/3", answer("Content-Type: text/html", "Content-Encoding: gzip"), gzip.compress(body)
-    ),
-    record("response", "http://a/4", answer("Content-Type: text/html", "Content-Encoding: gzip"), body),  # it lies
-    record("response", "http://a/5", answer("Content-Type: text/html", status=404), body),
-    record("response", "http://a/6", answer("Content-Type: image/png"), b"\x89PNG"),
-]
-layouts = {
-    "plain": b"".join(parts),
-    "members": b"".join(map(gzip.compress, parts)),
-    "one member": gzip.compress(b"".join(parts)),
-}
+parts = [record("request", "http://a/", b"GET / HTTP/1.1\r\n\r\n", b"")] + [
+    record("response", f"http://a/{i}", head, content)
+    for i, (head, content) in enumerate([
+        (answer(HTML + "; charset=gb2312"), gbk),
+        (answer(HTML, CHUNKED), b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)),
+        (answer(HTML, GZIP), gzip.compress(body)),
+        (answer(HTML, GZIP), body),  # it lies
+        (answer(HTML, status=404), body),
+        (answer("Content-Type: image/png"), b"\x89PNG"),
+    ])]
+layouts = {"plain": b"".join(parts), "members": b"".join(map(gzip.compress, parts)), "one member": gzip.compress(b"".join(parts))}
 
-
+# %%
 def read(data: bytes, **options) -> list:
     return list(read_warc(iter([data[i : i + 999] for i in range(0, len(data), 999)]), **options))
-
 
 for name, data in layouts.items():
     found = read(data)
     assert [r.number for r in found] == list(range(1, 8)), name
     assert [r.reason for r in found if isinstance(r, Problem)] == ["not_a_page", "http_error", "not_a_page"]
     pages = [r for r in found if isinstance(r, Page)]
-    assert (
-        [p.body for p in pages] == [gbk, body, body, body]
-        and pages[0].charset == "gb2312"
-        and pages[0].date[:4] == "2020"
-    )
+    assert [p.body for p in pages] == [gbk, body, body, body] and pages[0].charset == "gb2312" and pages[0].date[:4] == "2020"
     assert [r.number for r in read(data, skip=3) if isinstance(r, Page)] == [4, 5]
     print(f"{name:11}", [(r.number, r.offset) for r in found])
 
@@ -449,37 +424,24 @@ for name, data in layouts.items():
 
 # %%
 def told(data: bytes, **options) -> tuple[int, list]:
+    "How many pages, and what is wrong with other records."
     found = read(data, **options)
-    return sum(isinstance(r, Page) for r in found), [
-        (r.number, r.reason) for r in found if isinstance(r, Problem) and not r.in_order
-    ]
-
+    return sum(isinstance(r, Page) for r in found), [(r.number, r.reason) for r in found if isinstance(r, Problem) and not r.in_order]
 
 flipped = bytearray(layouts["members"])
 flipped[len(gzip.compress(parts[0])) + len(gzip.compress(parts[1])) + 150] ^= 255
-wrong = layouts["plain"].replace(
-    b"Content-Length: %d" % len(answer("Content-Type: text/html; charset=gb2312") + gbk), b"Content-Length: 20", 1
-)
-bomb = gzip.compress(
-    record("response", "http://a/b", answer("Content-Type: text/plain"), bytes(100_000_000))
-) + gzip.compress(parts[1])
+length = len(answer(HTML + "; charset=gb2312") + gbk)
+bomb = record("response", "http://a/b", answer("Content-Type: text/plain"), bytes(100_000_000))
 results = {
-    "cut": told(layouts["members"][:700]),
-    "cut plain": told(layouts["plain"][:1500]),
-    "flipped bit": told(bytes(flipped)),
-    "wrong length": told(wrong),
-    "limit 600": told(layouts["members"], max_bytes=500),
-    "expands": told(bomb),
-    "no archive": told(b"hello\nworld\n" * 9),
+    "cut": told(layouts["members"][:700]), "cut plain": told(layouts["plain"][:1500]), "flipped bit": told(bytes(flipped)),
+    "wrong length": told(layouts["plain"].replace(b"Length: %d" % length, b"Length: 20", 1)), "no archive": told(b"hello\n" * 9),
+    "limit 500": told(layouts["members"], max_bytes=500), "expands": told(gzip.compress(bomb) + gzip.compress(parts[1])),
 }
 for name, (kept, problems) in results.items():
     print(f"{name:13} {kept} pages, {problems}")
-assert (
-    results["cut"] == (2, [(4, "truncated_record")])
-    and results["flipped bit"] == (3, [(3, "corrupt_record")])
-    and results["wrong length"][0] == 3
-)
+assert results["cut"] == (2, [(4, "truncated_record")]) and results["flipped bit"] == (3, [(3, "corrupt_record")])
 assert results["expands"] == (1, [(1, "expands_too_much")]) and results["no archive"] == (0, [(1, "corrupt_record")])
+assert results["wrong length"][0] == 3
 
 # %% [markdown]
 # ## Flip every byte
