@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from scalelab.core.config import UsageError
-from scalelab.data.documents import Rejects, find_files, read_documents, write_documents
+from scalelab.data.documents import Rejects, find_files, read_documents, read_file, write_documents
 
 ROOT = Path(__file__).resolve().parent.parent
 BAD = Path(os.environ.get("SCALELAB_SHARED", ROOT.parent / "shared")) / "bad_inputs"
@@ -123,6 +123,20 @@ def test_texts_survive_byte_for_byte(bad):
     assert docs[0]["text"] == "second"
     docs, _ = read(bad / "28_duplicate_ids.jsonl")
     assert docs[3]["id"] == "28_duplicate_ids.jsonl:g0" and docs[3]["text"] != docs[0]["text"]
+
+
+@pytest.mark.parametrize("name", [name for name in EXPECTED if not name.endswith("_dir")])
+def test_a_file_is_taken_up_at_any_row(bad, name):
+    """What comes after row k, refusals included, is the same as in one go, and what was said before is not said again."""
+    log = Rejects()
+    whole = list(read_file(bad / name, log))
+    rows = sorted({row for row, _ in whole} | {reject.line or 0 for reject in log.rows})
+    assert [row for row, _ in whole] == sorted(row for row, _ in whole)
+    for k in [1, *rows[1 :: 1 + len(rows) // 9]]:
+        again = Rejects()
+        assert list(read_file(bad / name, again, skip=k)) == [(row, doc) for row, doc in whole if row > k]
+        assert [r for r in again.rows if r.line] == [r for r in log.rows if r.line and r.line > k]
+        assert again.kept == 0 and again.notes.total() <= log.notes.total()
 
 
 def test_a_folder_of_mixed_schemas(bad):

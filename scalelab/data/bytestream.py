@@ -142,7 +142,7 @@ def _encoding(head: bytes, whole: bool) -> encodings.Encoding:
             found = None
     return found or encodings.Encoding("utf-8", "valid")
 
-
+# %% ../../nbs/01_data/00_bytestream.ipynb #e6bb82d6
 def _peek(pieces: Iterator[bytes], enough: Callable[[bytes], bool]) -> tuple[bytes, Iterator[bytes]]:
     "The beginning of a stream, and the rest of it; a break in the beginning is raised by the rest."
     head, broken = bytearray(), []
@@ -191,8 +191,9 @@ def split_lines(pieces: Iterator[bytes], note: Callable[[str], None]) -> Iterato
             parts.append(first) if size <= MAX_LINE else parts.clear()
             for following in rest:
                 number += 1
-                yield number, b"".join(parts) if size <= MAX_LINE else None
+                whole = [b"".join(parts) if size <= MAX_LINE else None]
                 parts, size = [following], len(following)
+                yield number, whole.pop()  # nothing here holds a long line while it is parsed
     except BrokenFile as error:
         error.line = number + 1  # the line that was being read is not whole
         raise
@@ -219,7 +220,7 @@ _DECODER = json.JSONDecoder(
     object_pairs_hook=_pairs, parse_constant=lambda _: NOT_FINITE, parse_float=_float, strict=False
 )
 
-
+# %% ../../nbs/01_data/00_bytestream.ipynb #b989af0a
 def tidy(value: Any, notes: set[str], depth: int = MAX_DEPTH) -> Any:
     "Non-finite numbers to None, marks of duplicate keys off, nested ones too; ValueError below `depth` levels."
     if depth < 0:

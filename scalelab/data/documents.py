@@ -17,7 +17,7 @@ import numpy as np
 import xxhash
 import zstandard
 
-from ..core.config import UsageError
+from ..core.config import UsageError, fsync_dir
 from .bytestream import EXPAND_LIMIT, file_name, json_line
 from .extract import Extract
 from .facts import detect_language, make_document  # noqa: F401  (one door to documents)
@@ -30,8 +30,9 @@ from scalelab.data.files import (
     folder_domain,
     labels,
 )  # noqa: F401
-from .readers import SourceFile, read_rows
+from .readers import read_rows
 from .stdlib import stdlib_documents  # noqa: F401
+from .tables import SourceFile
 
 # %% auto #0
 __all__ = ['read_file', 'read_documents', 'write_documents']
@@ -166,6 +167,7 @@ def write_documents(path: str | Path, documents: Iterable[dict[str, Any]]) -> in
             os.fsync(raw.fileno())
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
+        fsync_dir(path.parent)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise

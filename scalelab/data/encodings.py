@@ -202,7 +202,7 @@ class Encoding:
     why: str
     mark: int = 0
 
-
+# %% ../../nbs/01_data/000_encodings.ipynb #688fb3d3
 def _damaged_utf_8(raw: bytes) -> bool:
     "Are most characters beyond ASCII valid UTF-8? Other encodings hit that by accident only here and there."
     text = raw.decode("utf-8", "replace")

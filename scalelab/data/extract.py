@@ -71,12 +71,15 @@ class MainText:
     year: int | None = None
     fallback: bool = False
 
-    def facts(self) -> dict[str, Any]:
-        "The columns for a document: those that are known."
-        known = {"title": self.title, "url": self.url, "year": self.year}
-        return {k: v for k, v in known.items() if v}
+    def onto(self, doc: dict[str, Any]) -> dict[str, Any]:
+        "A copy of the document with this text, and with the title, address and year that it lacks."
+        known = {k: v for k, v in (("title", self.title), ("url", self.url), ("year", self.year)) if v and not doc.get(k)}
+        new = doc | known | {"text": self.text}
+        if self.fallback:
+            new["flags"] = [*(doc["flags"] if isinstance(doc.get("flags"), list) else []), "extracted:all_text"]
+        return new
 
-
+# %% ../../nbs/01_data/02_extract.ipynb #a63efe08
 def _trafilatura() -> Any:
     try:
         import trafilatura
@@ -87,46 +90,28 @@ def _trafilatura() -> Any:
 
 
 def html_text(
-    html: str,
-    url: str = "",
-    *,
-    comments: bool = False,
-    tables: bool = True,
-    fallback: bool = False,
-    seconds: float = 20.0
+    html: str, url: str = "", *, comments: bool = False, tables: bool = True, fallback: bool = False, seconds: float = 20.0
 ) -> MainText | str:
     """The main text of a page, or the reason why there is none: `no_main_text` or `extraction_too_slow`.
 
     url: where the page was; comments, tables: keep them; fallback: take all visible text when no main text is found.
     seconds: of processor time, in the main thread.
     """
-    library = _trafilatura()
-    html = html.replace("\0", "")
+    library, html = _trafilatura(), html.replace("\0", "")
     try:
         with _time_limit(seconds):
-            found = library.bare_extraction(
-                html,
-                url=url or None,
-                include_comments=comments,
-                include_tables=tables,
-                with_metadata=True,
-                date_extraction_params=_DATES,
-            )
-            text, spare = (found.text or "").strip() if found else "", ""
-            if not text and fallback:
-                spare = library.html2txt(html).strip()
+            found = library.bare_extraction(html, url=url or None, include_comments=comments, include_tables=tables,
+                                            with_metadata=True, date_extraction_params=_DATES)
+            text = (found.text or "").strip() if found else ""
+            spare = library.html2txt(html).strip() if fallback and not text else ""
     except _TooLong:
         return "extraction_too_slow"
     if not text and not spare:
         return "no_main_text"
-    year = re.match(r"(1[89]|20)\d\d", found.date or "") if found else None
-    return MainText(
-        text or spare,
-        (found.title or "").strip() if found else "",
-        url or (found.url or "" if found else ""),
-        int(year[0]) if year else None,
-        not text,
-    )
+    if not found:
+        return MainText(spare, url=url, fallback=True)
+    year = re.match(r"(1[89]|20)\d\d", found.date or "")
+    return MainText(text or spare, (found.title or "").strip(), url or found.url or "", int(year[0]) if year else None, not text)
 
 # %% ../../nbs/01_data/02_extract.ipynb #16a8a061
 _HTML = re.compile(
@@ -141,7 +126,7 @@ def is_html(text: str) -> bool:
     head = text[:4000]
     return bool(_HTML.match(head)) or len(tags := _TAG.findall(head)) >= 8 and sum(map(len, tags)) > 0.15 * len(head)
 
-
+# %% ../../nbs/01_data/02_extract.ipynb #b695cba4
 @dataclass
 class Extract(DocumentStage):
     """Turn documents whose text is HTML into their main text; others are left alone.
@@ -180,28 +165,11 @@ class Extract(DocumentStage):
 
     def page(self, doc: dict) -> Outcome:
         "The same for a text that is known to be HTML."
-        html = doc["text"]
+        html, url = doc["text"], doc["url"] if isinstance(doc.get("url"), str) else ""
         if len(html) > self.max_bytes:
             return Outcome(None, "page_too_large", f"{len(html):,} characters, the limit is {self.max_bytes:,}")
-        url = doc["url"] if isinstance(doc.get("url"), str) else ""
-        found = html_text(
-            html,
-            url,
-            comments=self.comments,
-            tables=self.tables,
-            fallback=self.fallback == "text",
-            seconds=self.seconds,
-        )
+        found = html_text(html, url, comments=self.comments, tables=self.tables, fallback=self.fallback == "text",
+                          seconds=self.seconds)
         if isinstance(found, str):
             return Outcome(None, found, html[:160])
-        flags = [
-            *(doc["flags"] if isinstance(doc.get("flags"), list) else []),
-            *(["extracted:all_text"] if found.fallback else []),
-        ]
-        new = (
-            doc
-            | {k: v for k, v in found.facts().items() if not doc.get(k)}
-            | {"text": found.text}
-            | ({"flags": flags} if flags else {})
-        )
-        return Outcome(new, values={"text_share": len(found.text) / max(len(html), 1)})
+        return Outcome(found.onto(doc), values={"text_share": len(found.text) / max(len(html), 1)})

@@ -10,7 +10,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ class Reject:
 
     def to_dict(self) -> dict[str, Any]:
         "The row as a plain dict, ready for JSON."
-        return asdict(self)
+        return dict(vars(self))
 
 # %% ../../nbs/01_data/030_files.ipynb #a5887edf
 class Rejects(AbstractContextManager):

@@ -16,73 +16,65 @@ from ..core.config import UsageError
 from .bytestream import EXPAND_FLOOR, EXPAND_LIMIT, BrokenFile
 
 # %% auto #0
-__all__ = ['ByteReader', 'Page', 'Problem', 'read_warc']
+__all__ = ['ByteReader', 'find', 'Page', 'Problem', 'read_warc']
 
 # %% ../../nbs/01_data/020_warc.ipynb #902e67f4
 class ByteReader:
-    "Pieces of bytes as a file that can be peeked into; `at` is the offset of the next byte."
+    "Pieces of bytes as a file that can be peeked into; `at` is the offset of the next byte, `history` how far one can go back."
 
-    HISTORY = 1 << 22
-
-    def __init__(self, pieces: Iterator[bytes]):
-        self._pieces, self._buffer, self._next, self._gone = pieces, b"", 0, 0
-        self._held: int | None = None
+    def __init__(self, pieces: Iterator[bytes], history: int = 0):
+        self._pieces, self._history = pieces, history
+        self._buffer, self._next, self._gone = bytearray(), 0, 0
 
     @property
     def at(self) -> int:
         return self._gone + self._next
 
-    def _fill(self, n: int) -> bytes:
-        "Hold at least n bytes if there are so many; the buffer."
+    def _fill(self, n: int) -> bool:
+        "Hold at least n bytes from here on; False when there are not so many."
         while len(self._buffer) - self._next < n and (piece := next(self._pieces, b"")):
-            drop = (
-                self._next
-                if self._held is None
-                else min(self._next, max(self._held - self._gone, self._next - self.HISTORY))
-            )
-            self._gone += drop
-            self._buffer, self._next = self._buffer[drop:] + piece, self._next - drop
-        return self._buffer
-
-    def hold(self) -> None:
-        "Keep what is read from here on (its last 4 MiB), so that `back_to` can return."
-        self._held = self.at
-
-    def back_to(self, offset: int) -> None:
-        "Return to an offset, or to the first one that is still held behind it."
-        self._next = max(0, offset - self._gone)
+            if (drop := self._next - self._history) > len(self._buffer) // 2:
+                del self._buffer[:drop]
+                self._gone, self._next = self._gone + drop, self._next - drop
+            self._buffer += piece
+        return len(self._buffer) - self._next >= n
 
     def peek(self, n: int) -> bytes:
-        return self._fill(n)[self._next : self._next + n]
+        "The next n bytes, fewer at the end."
+        self._fill(n)
+        return bytes(self._buffer[self._next : self._next + n])
 
     def read(self, n: int) -> bytes:
-        "n bytes, fewer at the end."
+        "The next n bytes, fewer at the end, and move behind them."
         parts = []
-        while n > 0 and (part := self.peek(min(n, 1 << 16))[:n]):
+        while n > 0 and (part := self.peek(min(n, 1 << 16))):
             parts.append(part)
             self._next += len(part)
             n -= len(part)
         return b"".join(parts)
 
-    def readline(self, limit: int | None = None) -> bytes:
+    def readline(self, limit: int = 1 << 16) -> bytes:
         "Up to the next line feed, but at most `limit` bytes or 64 KiB: a header is never longer."
-        head = self.peek(min(1 << 16 if limit is None else limit, 1 << 16))
+        head = self.peek(min(limit, 1 << 16))
         return self.read(head.find(b"\n") + 1 or len(head))
 
-    def find(self, mark: bytes) -> bool:
-        "Move to the next place of `mark`; False and at the end when there is none."
-        while True:
-            buffer = self._fill(len(mark))
-            if (hit := buffer.find(mark, self._next)) >= 0:
-                self._next = hit
-                return True
-            self._next = max(self._next, len(buffer) - len(mark) + 1)
-            if len(self._fill(len(mark))) - self._next < len(mark):
-                self._next = len(self._buffer)
-                return False
+    def back_to(self, offset: int) -> None:
+        "Return to an offset, or to the first one that is still held behind it."
+        self._next = max(0, offset - self._gone)
+
+# %% ../../nbs/01_data/020_warc.ipynb #a1528726
+def find(reader: ByteReader, mark: bytes) -> bool:
+    "Move to the next place of `mark`; False, and at the end, when there is none."
+    while head := reader.peek(1 << 16):
+        hit = head.find(mark)
+        reader.read(hit if hit >= 0 else max(1, len(head) - len(mark) + 1))
+        if hit >= 0:
+            return True
+    return False
 
 # %% ../../nbs/01_data/020_warc.ipynb #ab213d27
 _GZIP = b"\x1f\x8b\x08"
+_HISTORY = 1 << 22  # bytes: so far a damaged member may lead the decoder into the next ones
 
 
 def _member(raw: ByteReader, expand_limit: int) -> Iterator[bytes]:
@@ -190,7 +182,7 @@ def _parse(loader: Any, stream: ByteReader) -> Any:
         raise BrokenFile("bad_record", f"length {length!r} is no number of bytes")
     return record
 
-
+# %% ../../nbs/01_data/020_warc.ipynb #67dcd76f
 def _judge(record: Any, number: int, offset: int, max_bytes: int) -> Page | Problem:
     "The page in a record, or why there is none."
     arc, headers = record.format == "arc", record.rec_headers
@@ -228,13 +220,13 @@ def _judge(record: Any, number: int, offset: int, max_bytes: int) -> Page | Prob
         body,
     )
 
-# %% ../../nbs/01_data/020_warc.ipynb #67dcd76f
+# %% ../../nbs/01_data/020_warc.ipynb #1ccb737c
 _ARC_HEADER = re.compile(rb"https?://\S.* [\d.]+ \d{8,14} \S+ \d+\r?\n")
 
 
 def _next_header(stream: ByteReader) -> bool:
     "Move to the next line that begins a record; False at the end."
-    while stream.find(b"\n"):
+    while find(stream, b"\n"):
         stream.read(1)
         head = stream.peek(8)
         if head.startswith(b"WARC/1.") or (head.startswith(b"http") and _ARC_HEADER.match(stream.peek(2000))):
@@ -271,7 +263,7 @@ def _records(
             if not _next_header(stream):
                 return
 
-
+# %% ../../nbs/01_data/020_warc.ipynb #78179704
 def read_warc(
     pieces: Iterator[bytes], skip: int = 0, max_bytes: int = 10_000_000, expand_limit: int = EXPAND_LIMIT
 ) -> Iterator[Page | Problem]:
@@ -281,7 +273,7 @@ def read_warc(
     never held. Memory: one page. A damaged gzip member costs itself, a damaged record of an uncompressed file what
     stands before the next header.
     """
-    raw, number, expected = ByteReader(pieces), 0, 0
+    raw, number, expected = ByteReader(pieces, _HISTORY), 0, 0
     if raw.peek(11).startswith((b"WARC/", b"filedesc://")):
         try:
             for result in _records(raw, None, 0, skip, max_bytes):
@@ -291,14 +283,13 @@ def read_warc(
             yield Problem(number + 1, raw.at, error.reason, str(error))
         return
     while raw.peek(1):
-        found, offset = raw.find(_GZIP), raw.at
+        found, offset = find(raw, _GZIP), raw.at
         if offset > expected >= 0:  # the mark of a member is damaged, or this is no archive
             number += 1
             yield Problem(number, expected, "corrupt_record", f"{offset - expected:,} bytes that are no gzip member")
         if not found:
             return
         expected = -1
-        raw.hold()
         try:
             for result in _records(ByteReader(_member(raw, expand_limit)), offset, number, skip, max_bytes):
                 number = result.number
