@@ -51,12 +51,30 @@ def read_pieces(path: Path, warn: Callable[[str], None]) -> Iterator[bytes]:
         if head and packed != named:
             warn(f"named {path.suffix} but it is {packed or 'not compressed'}: read as what it is")
         if packed:
-            # small pieces in, because one piece may unpack to a thousand times its size
-            yield from _unpack(iter(lambda: file.read(1 << 14), b""), packed)
+            # very small pieces in, because one may unpack to thousands of times its size; larger ones out, because each costs its reader
+            yield from _joined(_unpack(iter(lambda: file.read(1 << 10), b""), packed), 1 << 16)
         else:
             yield from iter(lambda: file.read(1 << 18), b"")
 
 # %% ../../nbs/01_data/00_bytestream.ipynb #8c80b6b3
+def _joined(pieces: Iterator[bytes], least: int) -> Iterator[bytes]:
+    "The same bytes in pieces of at least `least`, the last one aside; what came before a BrokenFile is handed out first."
+    held, size = [], 0
+    try:
+        for piece in pieces:
+            held.append(piece)
+            size += len(piece)
+            if size >= least:
+                yield b"".join(held)
+                held, size = [], 0
+    except BrokenFile:
+        if held:
+            yield b"".join(held)
+        raise
+    if held:
+        yield b"".join(held)
+
+
 def _unpack(pieces: Iterator[bytes], packed: str) -> Iterator[bytes]:
     "All members of a gzip file, all frames of a zstd file."
     fresh = functools.partial(zlib.decompressobj, 31) if packed == "gzip" else zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj

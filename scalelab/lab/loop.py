@@ -14,6 +14,7 @@ import traceback
 from dataclasses import asdict
 from pathlib import Path
 
+from ..core import environment
 from ..core.config import CheckFailed, UsageError, atomic_write
 from .stages import STAGES, Loop, Skipped
 
@@ -101,7 +102,7 @@ def stage_table(rows: list[dict]):
 def peak_memory() -> int:
     "Largest resident memory of this process and of any process it has waited for, in bytes."
     unit = 1 if sys.platform == "darwin" else 1024
-    return unit * max(resource.getrusage(w).ru_maxrss for w in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return max(environment.peak_memory(), unit * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
 
 
 def run_loop(loop: Loop, say=lambda text: None) -> dict:
