@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 import platform
+import resource
 import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
 
 # %% auto #0
-__all__ = ['PACKAGES', 'VARIABLES', 'versions', 'hardware', 'git_state', 'collect']
+__all__ = ['PACKAGES', 'VARIABLES', 'versions', 'hardware', 'git_state', 'peak_memory', 'collect']
 
 # %% ../../nbs/00_core/02_environment.ipynb #6cf2622a
 PACKAGES = ("scalelab", "torch", "numpy", "tokenizers", "safetensors", "pyarrow", "datasketch", "pandas", "zstandard", "xxhash", "transformers")
@@ -81,6 +82,21 @@ def git_state(folder: str | Path | None = None, diff_limit: int = 200_000) -> di
     diff = _git("diff", "HEAD", "--", ".", ":(exclude)*.ipynb", cwd=Path((_git("rev-parse", "--show-toplevel", cwd=folder) or ".").strip())) or ""
     status = _git("status", "--porcelain", cwd=folder) or ""
     return {"commit": commit.strip(), "dirty": bool(status.strip()), "diff": diff[:diff_limit], "diff_cut": len(diff) > diff_limit}
+
+# %% ../../nbs/00_core/02_environment.ipynb #93fc29e4
+def peak_memory() -> int:
+    """Largest resident memory of this program so far, in bytes.
+
+    From the kernel's high-water mark where there is one (Linux); elsewhere from getrusage, which counts what the process was before it became this program.
+    """
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except OSError:  # no such file on other systems
+        pass
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 # %% ../../nbs/00_core/02_environment.ipynb #67903023
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "PYTHONHASHSEED", "CUBLAS_WORKSPACE_CONFIG", "NCCL_DEBUG", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "WORLD_SIZE")

@@ -11,7 +11,6 @@ import json
 import math
 import os
 import random
-import resource
 import signal
 import sys
 import time
@@ -23,7 +22,7 @@ import torch
 
 from ..core.arguments import parse_config, run_main
 from ..core.config import CheckFailed, UsageError, atomic_write, dump_yaml, human_bytes, human_count, load_yaml, progress
-from ..core.environment import collect
+from ..core.environment import collect, peak_memory
 from ..core.runs import SCHEMA, JsonlWriter, read_jsonl
 from ..data.shards import Shards
 from ..data.stream import ControlLog, Stream
@@ -145,11 +144,10 @@ def update(t: Trainer, step: int) -> dict:
 
 
 def memory_bytes(device: torch.device) -> int:
-    "Peak memory so far: of the process on a CPU, of the allocator on a GPU."
+    "Peak memory so far: of the program on a CPU, of the allocator on a GPU."
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    return peak_memory()
 
 # %% ../../nbs/05_trainer/06_loop.ipynb #d112ed06
 def train_step(t: Trainer) -> dict:
