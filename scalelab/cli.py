@@ -5,6 +5,7 @@
 # %% ../nbs/cli.ipynb #84fea6c5
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -15,89 +16,31 @@ from pathlib import Path
 
 from .core.arguments import parse_config, run_main
 from .core.config import CheckFailed, UsageError, did_you_mean, human_bytes
-from .core.console import JSON, answer, inputs_flag, table
+from .core.console import JSON, answer, table
 
 # %% auto #0
-__all__ = ['AT', 'COMMANDS', 'LATER', 'data_clean', 'data_tokenize', 'data_inspect', 'trained_as', 'free_folder',
-           'need_tokenizer', 'evaluate_command', 'diagnose_command', 'report_command', 'quantize_command',
-           'export_command', 'generate_command', 'LoopWords', 'loop_command', 'bench_command', 'usage', 'find_command',
-           'main']
+__all__ = ['AT', 'COMMANDS', 'LATER', 'trained_as', 'free_folder', 'need_tokenizer', 'evaluate_command', 'diagnose_command',
+           'report_command', 'quantize_command', 'export_command', 'generate_command', 'LoopWords', 'loop_command',
+           'bench_command', 'usage', 'find_command', 'main']
 
 # %% ../nbs/cli.ipynb #55837b61
 AT = {"--at": {"type": str, "default": "best", "help": "which checkpoint of a run: best, latest, or a step"}}
 
 # %% ../nbs/cli.ipynb #d4786b7f
-def data_clean(argv: list[str]) -> int:
-    "scalelab data clean INPUT... --out DIR"
-    from scalelab.data.pipeline import CleanConfig, clean
-    from scalelab.diagnostics.report import write_report
+def _data(name: str) -> Callable[[list[str]], int]:
+    "A command of the data chapter, imported when it is called; those that leave a folder behind also draw its page."
+    module, function, page = {"clean": ("pipeline", "clean_command", True), "tokenize": ("tokenize_stage", "tokenize_command", True), "inspect": ("corpus_page", "inspect_command", False),
+                              "review": ("review", "review_command", False), "find": ("find", "find_command", False)}[name]
 
-    flags = inputs_flag("files, folders or globs of JSONL(.gz/.zst), Parquet, CSV, text or code") | JSON | {
-        "--out": {"type": str, "required": True, "help": "folder for documents/, rejects.jsonl.zst, report.json, report.html"},
-        "--engine": {"type": str, "default": "local", "help": "local; ray is not built yet"}}
-    argv = ["--config" + w[len("--recipe"):] if w.startswith("--recipe") else w for w in argv]
-    config, given = parse_config(CleanConfig, argv, "scalelab data clean", "Read, judge, remove duplicates, and account for every document. --recipe FILE is --config FILE.", flags)
-    if given["engine"] != "local":
-        raise UsageError(f"--engine {given['engine']}: not built yet; use --engine local with --workers N")
-    report = clean(given["inputs"], given["out"], config)
-    page = write_report(given["out"])
-    for warning in report["warnings"]:
-        print(f"scalelab: {warning}", file=sys.stderr)
-    rows = [{"stage": s["name"], "in": s["in"], "out": s["out"], "removed": ", ".join(f"{k} {v}" for k, v in s["removed"].items())} for s in report["stages"]]
-    answer(report, given["json"], [table(rows), f"{given['out']}: {report['documents']:,} documents, {human_bytes(report['bytes'])}; {page} shows what went and why"])
-    return 0
+    def command(argv: list[str]) -> int:
+        run = getattr(importlib.import_module(f"scalelab.data.{module}"), function)
+        if not page:
+            return run(argv)
+        from scalelab.diagnostics.report import write_report
 
+        return run(argv, page=write_report)
 
-def data_tokenize(argv: list[str]) -> int:
-    "scalelab data tokenize INPUT... --out DIR"
-    from scalelab.data.pipeline import TokenizeConfig, tokenize
-    from scalelab.diagnostics.report import write_report
-
-    flags = inputs_flag("cleaned documents") | JSON | {
-        "--out": {"type": str, "required": True, "help": "folder for tokenizer.json and shards/{train,valid}"},
-        "--tokenizer": {"type": str, "default": None, "help": "existing tokenizer.json instead of training one"}}
-    config, given = parse_config(TokenizeConfig, argv, "scalelab data tokenize", "Split by near-duplicate cluster, train a tokenizer on the training side, write shards.", flags)
-    report = tokenize(given["inputs"], given["out"], config, given["tokenizer"])
-    write_report(given["out"])
-    for warning in report["warnings"]:
-        print(f"scalelab: {warning}", file=sys.stderr)
-    rows = [{"domain": d, "train tokens": report["tokens"]["train"].get(d, 0), "valid tokens": report["tokens"]["valid"].get(d, 0), "bytes per token": report["bytes_per_token"][d]} for d in report["bytes_per_token"]]
-    answer(report, given["json"], [table(rows), f"{given['out']}: vocabulary {report['vocab_size']:,}, padding {report['waste']['packing']:.2%} of the slots, {len(report['leaks'])} near-duplicates across the split"])
-    return 1 if report["leaks"] else 0
-
-
-def data_inspect(argv: list[str]) -> int:
-    "scalelab data inspect INPUT..."
-    from scalelab.core.config import progress
-    from scalelab.data.documents import Rejects, read_documents
-    from scalelab.data.shards import Shards
-    from scalelab.data.statistics import summarize
-
-    flags = inputs_flag("documents, or folders of shards") | JSON | {"--html": {"type": str, "default": None, "help": "also write a page"}}
-    _, given = parse_config(None, argv, "scalelab data inspect", "What is in these documents or shards?", flags)
-    folders = [p for p in given["inputs"] if (Path(p) / "index.json").is_file()]
-    if folders:
-        if len(folders) < len(given["inputs"]):
-            raise UsageError(f"data inspect: give shards or documents, not both ({folders[0]} holds shards)")
-        rows = [{"shards": f, "domain": d, **t} for f in folders for d, t in Shards(f).totals.items()]
-        result = {"shards": {f: {"totals": Shards(f, verify=False).totals, "index": {k: v for k, v in Shards(f, verify=False).index.items() if k != "shards"}} for f in folders}}
-    else:
-        rejects = Rejects()
-        summary = summarize(progress(read_documents(given["inputs"], rejects), desc="read", unit="doc"))
-        rows = summary.rows()
-        result = summary.to_dict() | {"rejected": dict(rejects.counts), "notes": dict(rejects.notes), "warnings": rejects.warnings}
-        for warning in rejects.warnings:
-            print(f"scalelab: {warning}", file=sys.stderr)
-        if rejects.total:
-            print(f"scalelab: {rejects.total} rejected: {', '.join(f'{k} {v}' for k, v in rejects.counts.items())}", file=sys.stderr)
-    if given["html"]:
-        import html
-
-        from scalelab.core.config import atomic_write
-
-        atomic_write(given["html"], f"<!doctype html><meta charset=utf-8><title>scalelab inspect</title><pre>{html.escape(table(rows))}</pre>")
-    answer(result, given["json"], [table(rows)])
-    return 0
+    return command
 
 # %% ../nbs/cli.ipynb #6159fcde
 def trained_as(place: str, at: str = "best") -> dict:
@@ -355,9 +298,11 @@ def _train(argv: list[str]) -> int:
 
 COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "loop": (loop_command, "the closed loop: raw text to an exported model, a few minutes"),
-    "data clean": (data_clean, "read, judge, deduplicate, account for every document"),
-    "data tokenize": (data_tokenize, "split, train a tokenizer, write shards"),
-    "data inspect": (data_inspect, "statistics of documents or shards"),
+    "data clean": (_data("clean"), "read, judge, deduplicate, account for every document"),
+    "data tokenize": (_data("tokenize"), "split, train a tokenizer, write shards"),
+    "data inspect": (_data("inspect"), "statistics of documents or shards"),
+    "data review": (_data("review"), "kept and removed texts for a person to judge, precision per rule"),
+    "data find": (_data("find"), "where a text stands in the corpus"),
     "train": (_train, "train on shards, alone or under torchrun"),
     "evaluate": (evaluate_command, "bits per byte by domain"),
     "diagnose": (diagnose_command, "named faults with evidence, from a run directory"),
@@ -368,7 +313,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "claims": (_claims, "what the sources claim and what experiments said"),
     "bench": (bench_command, "measurements side by side, with targets"),
 }
-LATER = ("compare", "doctor", "derive", "plan", "compress prune", "compress distill", "data review", "data find")
+LATER = ("compare", "doctor", "derive", "plan", "compress prune", "compress distill")
 
 
 def usage() -> str:

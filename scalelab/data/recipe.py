@@ -171,7 +171,10 @@ def stage_class(name: str, where: str = "stages") -> type:
     if name not in DOCUMENT_STAGES:
         raise UsageError(f"{where}: there is no stage {name!r}{did_you_mean(str(name), STAGES)}; known: {', '.join(STAGES)}")
     module, cls = DOCUMENT_STAGES[name].split(":")
-    return getattr(importlib.import_module(module), cls)
+    try:
+        return getattr(importlib.import_module(module), cls)
+    except ImportError as error:
+        raise UsageError(f"{where}: stage {name} needs {error.name}, which is not installed: pip install 'scalelab[data]'") from None
 
 
 _PLAIN = {"int": int, "float": (int, float), "str": str, "bool": bool}

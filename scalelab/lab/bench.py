@@ -75,13 +75,14 @@ def child_seconds(command: Sequence[str | Path], **variables: str) -> float:
 
 # %% ../../nbs/10_lab/020_bench.ipynb #7ca4f3fd
 BENCHES: dict[str, tuple[str, str, str]] = {  # name: where, what it measures, what it needs
-    "data-dedup": ("scalelab.lab.bench_dedup:bench_data_dedup", "near duplicates and shared passages: recall, precision, speed against three toolkits", "PyPI for the peers; --data with 6_near_dup"),
+    "data-dedup": ("scalelab.lab.bench_dedup:bench_data_dedup", "near-duplicates: recall, precision, speed against three toolkits", "PyPI for the peers; --data with 6_near_dup"),
+    "data-passages": ("scalelab.lab.bench_passages:bench_data_passages", "passages shared by documents: recall, groundless cuts, broken texts, speed; evaluation items found", "--data with 1_pretrain and 5_eval"),
     "data-pipeline": ("scalelab.lab.bench_pipeline:bench_data_pipeline", "a whole cleaning run against datatrove, per core", "PyPI for the peer; --data with 1_pretrain"),
     "data-memory": ("scalelab.lab.bench_pipeline:bench_data_memory", "peak memory of a cleaning run at 1x, 4x and 16x of the text", ""),
     "data-kills": ("scalelab.lab.bench_pipeline:bench_data_kills", "a cleaning run killed at 50 random moments", ""),
     "data-encode": ("scalelab.lab.bench_stream:bench_data_encode", "encoding text against HF tokenizers, identities compared", "--data with 1_pretrain for real text"),
     "data-stream": ("scalelab.lab.bench_stream:bench_data_stream", "batches from shards against copying the bytes and against nanoGPT's way", ""),
-    "data-toxicity": ("scalelab.lab.bench_quality:bench_data_toxicity", "rules and a classifier on labelled Chinese text", "--data with 3_toxicity"),
+    "data-toxicity": ("scalelab.lab.bench_toxicity:bench_data_toxicity", "rules alone and with a classifier on labelled Chinese text, the whole curve of thresholds", "--data with 3_toxicity"),
     "data-quality": ("scalelab.lab.bench_quality:bench_data_quality", "classifier and perplexity cut on dirty against clean text", "--data with 1_pretrain and 2_dirty_web"),
     "trainer-checkpoint": ("scalelab.lab.bench_trainer:bench_trainer_checkpoint", "writing and reading a checkpoint against torch.save and torch.load", ""),
     "trainer-overhead": ("scalelab.lab.bench_trainer:bench_trainer_overhead", "the training loop against the bare model step", ""),

@@ -34,7 +34,7 @@ from .runner import Verdict
 
 # %% auto #0
 __all__ = ['RENSA', 'DATATROVE', 'PEERS', 'PASSES', 'datasketch_pass', 'peer_job', 'in_turns', 'speed_rows', 'bench_data_dedup',
-           'dup_verdict']
+           'dup_verdict', 'claim_found']
 
 # %% ../../nbs/10_lab/105_bench_dedup.ipynb #8b12ef3b
 RENSA = """
@@ -261,3 +261,9 @@ def dup_verdict(rows: Sequence[dict]) -> Verdict:
         interval=interval, smallest_effect=max(1 - low for low, _ in interval.values()) if interval else "",
         command="scalelab bench data-dedup --data DIR",
     )
+
+
+def claim_found(corpus: object, data: Path, seeds: Sequence[int], report: Callable[[str], None]) -> Verdict:
+    "The first half of A-dup, measured anew."
+    report("A-dup: planted pairs and real revisions")
+    return dup_verdict(bench_data_dedup(False, data))

@@ -31,7 +31,17 @@ EXPERIMENTS: dict[str, tuple[str, str, int]] = {  # id: where, folder of the ver
     "B-mix": ("scalelab.lab.mixture_claims:claim_mix", "01_data", 11),
     "B-curr": ("scalelab.lab.mixture_claims:claim_curriculum", "01_data", 11),
     "A-fresh-train": ("scalelab.lab.mixture_claims:claim_fresh", "01_data", 5),
+    "A-noise": ("scalelab.lab.text_claims:claim_noise", "01_data", 10),
     "B-vocab": ("scalelab.lab.mixture_claims:claim_vocabulary", "01_data", 9),
+    "A-conf": ("scalelab.lab.text_claims:claim_conflict", "01_data", 1),
+    "A-fresh": ("scalelab.lab.text_claims:claim_fresh_formula", "01_data", 1),
+    "A-dup": ("scalelab.lab.bench_dedup:claim_found", "01_data", 4),
+    "A-tox": ("scalelab.lab.bench_toxicity:claim_toxicity", "01_data", 1),
+    "B-cls": ("scalelab.lab.bench_quality:claim_quality", "01_data", 3),
+    "A-len": ("scalelab.lab.stream_claims:claim_length", "01_data", 3),
+    "A-pad": ("scalelab.lab.stream_claims:claim_padding", "01_data", 1),
+    "A-stream": ("scalelab.lab.stream_claims:claim_stream", "01_data", 1),
+    "A-u16": ("scalelab.lab.stream_claims:claim_width", "01_data", 3),
 }
 
 
