@@ -43,7 +43,7 @@ docs: $(STAMP) ## build the book into _docs/index.html, no network needed
 	$(BIN)/python tools/site.py build
 
 bench: $(STAMP) ## all benchmarks, quick form
-	for name in data-stream data-dedup trainer-checkpoint trainer-overhead; do $(BIN)/scalelab bench $$name --quick || true; done
+	for name in $$($(BIN)/scalelab bench --json | $(BIN)/python -c 'import json, sys; print(*[b["name"] for b in json.load(sys.stdin)["benches"]])'); do $(BIN)/scalelab bench $$name --quick || true; done
 
 sync: $(STAMP) ## export the notebooks into scalelab/ and README.md
 	$(BIN)/nbdev_export

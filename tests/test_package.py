@@ -175,16 +175,16 @@ def test_an_upward_import_is_seen(tmp_path, monkeypatch):
 
 
 def test_nothing_is_unpickled():
-    "No pickle module, no torch.load, no allow_pickle anywhere; the one exception is the bench that measures us against torch.load."
-    bad = []
+    "No pickle module, no torch.load, no allow_pickle anywhere, but for the bench that measures us against torch.load and the experiment that shows what a pickle can do."
+    bad, shown = [], PACKAGE / "lab" / "stream_claims.py"
     for path in PACKAGE.rglob("*.py"):
         tree, where = ast.parse(path.read_text(encoding="utf-8")), path.relative_to(ROOT)
-        bad += [f"{where}:{line} imports {name}" for line, name in imports_of(path) if name.split(".")[0] in ("pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal")]
+        bad += [f"{where}:{line} imports {name}" for line, name in imports_of(path) if path != shown and name.split(".")[0] in ("pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal")]
         for node in ast.walk(tree):
             if not isinstance(node, ast.Call):
                 continue
             name, keys = ast.unparse(node.func), {k.arg: ast.unparse(k.value) for k in node.keywords}
-            if name.endswith("torch.load") and not (path.name == "bench.py" and keys.get("weights_only") == "True"):
+            if name.endswith("torch.load") and path != shown and not (path.name == "bench_trainer.py" and keys.get("weights_only") == "True"):
                 bad.append(f"{where}:{node.lineno} {name}")
             if keys.get("allow_pickle", "False") != "False" or name.endswith(("read_pickle", "checkpoint.load", "dcp.load")):
                 bad.append(f"{where}:{node.lineno} {ast.unparse(node)[:80]}")

@@ -136,7 +136,13 @@ def test_two_workers_make_the_same_bytes(corpus, undisturbed, tmp_path):
 
 
 def marks(out: Path) -> dict[str, int]:
-    return {str(p.relative_to(out)): p.stat().st_mtime_ns for p in (out / "work").rglob("*.part")} if (out / "work").exists() else {}
+    "When each finished part was made; a folder that is put away while we look is looked at again."
+    for _ in range(50):
+        try:
+            return {str(p.relative_to(out)): p.stat().st_mtime_ns for p in (out / "work").rglob("*.part")} if (out / "work").exists() else {}
+        except FileNotFoundError:
+            time.sleep(0.02)
+    raise AssertionError(f"{out / 'work'} changes all the time")
 
 
 def test_killed_at_random_moments(corpus, undisturbed, tmp_path):
@@ -267,7 +273,7 @@ def test_a_disk_that_fills_up(filler, require, corpus, undisturbed, tmp_path):
 
 @pytest.mark.parametrize("kind", ["moto_server", "rclone_server"])
 def test_from_store_to_store_though_the_server_stops(kind, corpus, undisturbed, tmp_path, request):
-    "Inputs and output are objects; in the middle the server is gone for some seconds (moto's forgets everything then, so it is left alone)."
+    "Inputs and output are objects; in the middle the server is away for ten seconds: killed and started again, or, since moto's forgets everything when killed, frozen."
     from scalelab.data.storage import expand, get, put
 
     server = request.getfixturevalue(kind)
@@ -280,10 +286,10 @@ def test_from_store_to_store_though_the_server_stops(kind, corpus, undisturbed, 
         with open(tmp_path / "log", "ab") as log:
             child = subprocess.Popen([str(w) for w in words], env=environment(**more), stdout=log, stderr=log)
         wait_until(lambda: any((tmp_path / "cache").rglob("*.part")), child)
-        if server.name == "rclone":
-            server.kill()
-            time.sleep(3)
-            server.start()
+        away, back = (server.kill, server.start) if server.name == "rclone" else (server.freeze, server.thaw)
+        away()
+        time.sleep(10)
+        back()
         assert child.wait(120) == 0, (tmp_path / "log").read_text()[-2000:]
         got = tmp_path / "got"
         for remote in expand(f"{base}/out"):
@@ -295,6 +301,31 @@ def test_from_store_to_store_though_the_server_stops(kind, corpus, undisturbed, 
         assert set(mine) == set(undisturbed) and all(mine[name] == undisturbed[name] for name in same)
         again = run(words, **more).ok()
         assert "documents" in again.out and not any((tmp_path / "cache").rglob("*.part")), "the same call again does nothing"
+
+
+@pytest.mark.parametrize("kind", ["moto_server", "rclone_server"])
+def test_a_truncated_object_costs_its_rest(kind, tmp_path, request):
+    "An object that was cut off in the middle: what came before the cut is kept, the cut is told with its file and line, the other object is whole."
+    import gzip
+
+    from scalelab.data.storage import get, put
+
+    server, base = request.getfixturevalue(kind), f"s3://{BUCKET}/{tmp_path.name}"
+    rng = random.Random(3)
+    rows = [{"id": f"{i:03}", "text": " ".join(f"word{rng.randrange(10**6)}" for _ in range(60))} for i in range(200)]
+    packed = [gzip.compress("".join(json.dumps(r) + "\n" for r in part).encode()) for part in (rows[:100], rows[100:])]
+    for name, content in (("cut", packed[0][: len(packed[0]) // 2]), ("whole", packed[1])):
+        (tmp_path / f"{name}.jsonl.gz").write_bytes(content)
+    (tmp_path / "recipe.yaml").write_text("stages: [exact]\n")
+    with variables(server) as wanted:
+        for name in ("cut", "whole"):
+            put(tmp_path / f"{name}.jsonl.gz", f"{base}/in/{name}.jsonl.gz")
+        done = run([*CLEAN, f"{base}/in", "--out", f"{base}/out", "--recipe", tmp_path / "recipe.yaml", "--json"], **wanted, XDG_CACHE_HOME=str(tmp_path / "cache")).ok()
+        get(f"{base}/out/rejects.jsonl.zst", tmp_path / "rejects.jsonl.zst")
+    report = json.loads(done.out)
+    assert 130 <= report["documents"] < 200 and report["stages"][0]["removed"] == {"truncated_stream": 1}, report["stages"]
+    (told,) = read_zst(tmp_path / "rejects.jsonl.zst")
+    assert told["file"].endswith("cut.jsonl.gz") and told["line"] == report["documents"] - 100 + 1, told
 
 
 def test_wrong_keys_are_told_before_the_work(rclone_server, corpus, tmp_path):  # noqa: F811

@@ -129,7 +129,7 @@ class Chapter:
 
 
 def page_of(path: Path) -> str:
-    "`nbs/01_data/13_dedup.ipynb` -> `data/dedup`, the name that the module has."
+    "`nbs/01_data/420_dedup.ipynb` -> `data/dedup`, the name that the module has."
     parts = [re.sub(r"^\d+[_-]", "", part) for part in path.relative_to(NBS).with_suffix("").parts]
     return "/".join(parts)
 

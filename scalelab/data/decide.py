@@ -16,7 +16,7 @@ import numpy as np
 from ..core.config import UsageError
 from .known import StoredIndex
 from .passes import Corpus
-from .recipe import DocumentStage, Exact, Near, Outcome
+from .recipe import DocumentStage, Exact, Near, Outcome, Semantic
 
 # %% auto #0
 __all__ = ['BUDGET', 'DECISION', 'preference', 'exact_twins', 'decide', 'Known']
@@ -52,8 +52,27 @@ BUDGET = 12 << 20  # bytes of sets of runs, and of pairs, that a near stage hold
 DECISION = np.dtype([("doc", "<i8"), ("of", "<i8"), ("jaccard", "<f4")])
 
 
-def decide(corpus: Corpus, alive: np.ndarray, stage: Exact | Near, signer: Any, file: Path) -> np.ndarray:
-    """The documents that an exact or near stage removes, as DECISION rows in the order of the corpus; also written to
+def _retold(corpus: Corpus, where: np.ndarray, stage: Semantic, scratch: Path) -> tuple[np.ndarray, np.ndarray]:
+    "(twin or -1, cosine) of each document of `where`; the vectors lie in a mapped file while they are compared."
+    from scalelab.data.semantic import stage_duplicates, stage_vectors
+
+    file, batch, vectors = scratch / ".vectors.tmp.npy", 256, None
+    of, alike = np.full(len(where), -1, np.int64), np.zeros(len(where), np.float32)
+    for start in range(0, len(where), batch):
+        made = stage_vectors(stage, [corpus.fetch(int(i)) for i in where[start : start + batch]])
+        if vectors is None:
+            vectors = np.lib.format.open_memmap(file, "w+", np.float32, (len(where), made.shape[1]))
+        vectors[start : start + len(made)] = made
+    if vectors is not None:
+        rank = np.searchsorted(where, preference(corpus, where, stage.keep))
+        for pair in stage_duplicates(stage, vectors, rank.tolist()):
+            of[pair.removed], alike[pair.removed] = where[pair.kept], pair.cosine
+        file.unlink()
+    return of, alike
+
+
+def decide(corpus: Corpus, alive: np.ndarray, stage: Exact | Near | Semantic, signer: Any, file: Path) -> np.ndarray:
+    """The documents that an exact, near or semantic stage removes, as DECISION rows in the order of the corpus; also written to
     `file`.
 
     alive: bool [n], who is left so far. signer: the one that made the bands. A file that is there is read.
@@ -64,6 +83,8 @@ def decide(corpus: Corpus, alive: np.ndarray, stage: Exact | Near, signer: Any, 
     if isinstance(stage, Exact):
         of = exact_twins(corpus, where, stage.keep)
         alike = np.ones(len(where), np.float32)
+    elif isinstance(stage, Semantic):
+        of, alike = _retold(corpus, where, stage, file.parent)
     else:
         from scalelab.data.index import near_duplicates
 

@@ -115,6 +115,10 @@ def kind_of(path: str | Path) -> tuple[str | None, str]:
 def _walk(folder: Path, skipped: Counter[str]) -> Iterator[Path]:
     for root, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith((".", "__pycache__")))
+        if "documents" in folders and {"report.json", "rejects.jsonl.zst"} <= set(names):
+            folders[:] = ["documents"]  # a cleaned corpus: what lies beside its documents is about them
+            skipped["beside documents/"] += len(names)
+            continue
         for name in sorted(names):
             if name.startswith(".") or name.endswith((".tmp", "~")):
                 continue

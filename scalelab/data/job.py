@@ -28,7 +28,7 @@ from .parts import Plan, Source, marked
 from .passes import Corpus, MapTask, Task, map_task, read_task
 from .products import Gone
 from .quality import QualityConfig, Repair, Rules
-from .recipe import KEEP_POLICIES, Exact, Near, Passages, Recipe, Templates
+from .recipe import KEEP_POLICIES, Exact, Near, Passages, Recipe, Semantic, Templates
 from .sketch import Signer
 from .strip import CountTask, Strip, count_shape, count_task
 from .templates import LineCounts
@@ -109,7 +109,7 @@ def passes_of(steps: Steps) -> list[Pass]:
     "The steps as passes; UsageError for two near stages on the same texts."
     passes = [Pass()]
     for label, stage in steps:
-        if isinstance(stage, (Exact, Near)):
+        if isinstance(stage, (Exact, Near, Semantic)):
             if isinstance(stage, Near) and any(isinstance(s, Near) for _, s in passes[-1].decisions):
                 raise UsageError("recipe: two near stages stand together; the one with the lower threshold is enough")
             passes[-1].decisions.append((label, stage))

@@ -150,13 +150,13 @@ class Gone:
     def note(self, k: int) -> str:
         "The evidence against document number k of the list."
         return partner_note(self.corpus.parts[(at := self.corpus.place(int(self.of[k])))[0]], at[1],
-            float(self.jaccard[k])) if len(self.of) else ""
+            float(self.jaccard[k]), self.reason) if len(self.of) else ""
 
 
-def partner_note(part: Part, k: int, jaccard: float) -> str:
+def partner_note(part: Part, k: int, alike: float, reason: str = "") -> str:
     "One line of evidence: who stays, where it stands, how alike."
-    row = part.row(k)
-    return f"of {part.id(k)} ({part.mark['sources'][str(row['file'])][1]}:{row['row']}), Jaccard {jaccard:.3f}"
+    row, measure = part.row(k), "cosine" if reason == "semantic_duplicate" else "Jaccard"
+    return f"of {part.id(k)} ({part.mark['sources'][str(row['file'])][1]}:{row['row']}), {measure} {alike:.3f}"
 
 # %% ../../nbs/01_data/920_products.ipynb #38f001c8
 _FATE = np.dtype([("k", "<u4"), ("part", "<u4"), ("at", "<u4"), ("jaccard", "<f4")])  # who goes, and place of who stays
@@ -205,7 +205,7 @@ def _decided(part: Part, folder: str, stage: str, reason: str,
     wanted[fates["k"]] = True
     for k, line in part.lines(wanted):
         doc, fate, file, row = json.loads(line), why[k], int(table["file"][k]), int(table["row"][k])
-        note = partner_note(_part(folder, int(fate["part"])), int(fate["at"]), float(fate["jaccard"]))
+        note = partner_note(_part(folder, int(fate["part"])), int(fate["at"]), float(fate["jaccard"]), reason)
         name, snippet = part.mark["sources"][str(file)][0] or str(doc.get("source",
             "")), " ".join(doc["text"][:400].split())[:160]
         yield file, row, Reject(name, row, str(doc["id"]), stage, reason, f"{note} | {snippet}").to_dict()

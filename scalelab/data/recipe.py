@@ -18,7 +18,7 @@ from ..core.config import UsageError, did_you_mean, load_yaml
 
 # %% auto #0
 __all__ = ['DOCUMENT_STAGES', 'KEEP_POLICIES', 'GLOBAL_STAGES', 'STAGES', 'Stage', 'Outcome', 'DocumentStage', 'Exact', 'Near',
-           'Templates', 'Passages', 'stage_class', 'build_stage', 'Recipe', 'parse_stages', 'load_recipe']
+           'Templates', 'Passages', 'Semantic', 'stage_class', 'build_stage', 'Recipe', 'parse_stages', 'load_recipe']
 
 # %% ../../nbs/01_data/300_recipe.ipynb #91ed81ad
 @dataclass
@@ -160,7 +160,36 @@ class Passages:
             raise UsageError(f"stages.passages: min_chars {self.min_chars} must be at least 10, min_left {self.min_left} at least 0, block_mb {self.block_mb} above 0")
 
 
-GLOBAL_STAGES: dict[str, type] = {s.name: s for s in (Exact, Near, Templates, Passages)}
+@dataclass
+class Semantic:
+    """Documents that say the same in other words, by the cosine of embeddings (`scalelab.data.semantic`).
+
+    Args:
+        threshold: cosine from which two documents say the same; its meaning depends on the embedder
+        embedder: hashed (characters, needs nothing) or e5 (a multilingual model, extra [semantic])
+        keep: which of a pair stays: longest, first, newest, best
+        chars: characters of a chunk
+        chunks: chunks of a document that are looked at
+        clusters: 0 chooses one for about 1,000 documents
+    """
+
+    name: ClassVar[str] = "semantic"
+    threshold: float = 0.95
+    embedder: str = "e5"
+    keep: str = "longest"
+    chars: int = 1000
+    chunks: int = 4
+    clusters: int = 0
+
+    def __post_init__(self):
+        _fraction("semantic", "threshold", self.threshold)
+        _one_of("semantic", "keep", self.keep, KEEP_POLICIES)
+        _one_of("semantic", "embedder", self.embedder, ("hashed", "e5"))
+        if self.chars < 50 or self.chunks < 1 or self.clusters < 0:
+            raise UsageError(f"stages.semantic: chars {self.chars} must be at least 50, chunks {self.chunks} at least 1, clusters {self.clusters} at least 0")
+
+
+GLOBAL_STAGES: dict[str, type] = {s.name: s for s in (Exact, Near, Semantic, Templates, Passages)}
 STAGES = (*DOCUMENT_STAGES, *GLOBAL_STAGES)
 
 # %% ../../nbs/01_data/300_recipe.ipynb #22819b78

@@ -31,7 +31,7 @@ __all__ = ['NOT_JUDGED', 'LONGEST', 'removed_texts', 'draw_sample', 'wilson', 'c
            'read_labels', 'open_review', 'review_command']
 
 # %% ../../nbs/01_data/385_review.ipynb #4a090796
-NOT_JUDGED = frozenset({"read", "exact", "near", "known", "passages", "semantic", "decontaminate"})
+NOT_JUDGED = frozenset({"read", "kept", "exact", "near", "dedup", "known", "passages", "semantic", "decontaminate"})
 LONGEST = 4000
 
 

@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from ..core.config import UsageError, did_you_mean, progress
+from ..core.config import UsageError, progress
+from .recipe import Semantic
 from .winnowing import code_points, window_hashes
 
 # %% auto #0
 __all__ = ['Embedder', 'EMBEDDERS', 'normalised', 'HashedEmbedder', 'e5_embedder', 'embed_documents', 'nearest_centres',
-           'cluster', 'SemanticPair', 'near_vectors', 'semantic_duplicates', 'Semantic']
+           'cluster', 'SemanticPair', 'near_vectors', 'semantic_duplicates', 'stage_vectors', 'stage_duplicates']
 
 # %% ../../nbs/01_data/465_semantic.ipynb #6668fbb6
 Embedder = Callable[[Sequence[str]], np.ndarray]
@@ -179,56 +180,20 @@ def semantic_duplicates(
     return out
 
 # %% ../../nbs/01_data/465_semantic.ipynb #3f855db6
-@dataclass
-class Semantic:
-    """Documents that say the same in other words, by the cosine of embeddings.
-
-    Args:
-        threshold: cosine from which two documents say the same; its meaning depends on the embedder
-        embedder: hashed (characters, needs nothing) or e5 (a multilingual model, extra [semantic])
-        keep: which of a pair stays: longest, first, newest, best
-        chars: characters of a chunk
-        chunks: chunks of a document that are looked at
-        clusters: 0 chooses one for about 1,000 documents
-    """
-
-    name = "semantic"
-    threshold: float = 0.95
-    embedder: str = "e5"
-    keep: str = "longest"
-    chars: int = 1000
-    chunks: int = 4
-    clusters: int = 0
-
-    def __post_init__(self):
-        if not 0 < self.threshold <= 1:
-            raise UsageError(f"stages.semantic.threshold: {self.threshold} is outside (0, 1]")
-        for key, value, known in (
-            ("embedder", self.embedder, tuple(EMBEDDERS)),
-            ("keep", self.keep, ("longest", "first", "newest", "best")),
-        ):
-            if value not in known:
-                raise UsageError(
-                    f"stages.semantic.{key}: {value!r} is not one of "
-                    f"{', '.join(known)}{did_you_mean(str(value), known)}"
-                )
-        if self.chars < 50 or self.chunks < 1 or self.clusters < 0:
-            raise UsageError(
-                f"stages.semantic: chars {self.chars} must be at least 50, chunks {self.chunks} at least 1, "
-                f"clusters {self.clusters} at least 0"
-            )
-
-    def vectors(self, texts: Sequence[str]) -> np.ndarray:
-        """One vector a text; a batch of texts at a time may be given, the result does not depend on how they are cut
-        into batches.
-        """
-        return embed_documents(texts, _embedder(self.embedder), self.chars, self.chunks)
-
-    def duplicates(self, vectors: np.ndarray, order: Sequence[int] | None = None, seed: int = 0) -> list[SemanticPair]:
-        "What goes and why."
-        return semantic_duplicates(vectors, self.threshold, order, self.clusters, seed)
-
-# %% ../../nbs/01_data/465_semantic.ipynb #2cb8a35e
 @functools.lru_cache(maxsize=2)
 def _embedder(name: str) -> Embedder:
     return EMBEDDERS[name]()
+
+
+def stage_vectors(stage: Semantic, texts: Sequence[str]) -> np.ndarray:
+    """One vector a text, as the stage wants them; a batch of texts at a time may be given, the result does not depend on
+    how they are cut into batches. Raises UsageError when the embedder is not installed.
+    """
+    return embed_documents(texts, _embedder(stage.embedder), stage.chars, stage.chunks)
+
+
+def stage_duplicates(
+    stage: Semantic, vectors: np.ndarray, order: Sequence[int] | None = None, seed: int = 0
+) -> list[SemanticPair]:
+    "What goes and why."
+    return semantic_duplicates(vectors, stage.threshold, order, stage.clusters, seed)

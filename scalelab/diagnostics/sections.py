@@ -94,7 +94,8 @@ def stages_section(data: dict) -> str:
 # %% ../../nbs/06_diagnostics/05_sections.ipynb #ec352a43
 def _rule(reason: str, count: int, largest: int, victims: list[dict]) -> str:
     "A rule's bar, which unfolds to two of the documents that it removed."
-    row = bar_row(f'<span class="nm">{text(reason)}</span>', count / largest, f"−{count:,}", "b1", f"removed: {count:,}", "sub")
+    value, title = (f"−{count:,}", f"removed: {count:,}") if count >= 0 else (f"+{-count:,}", f"became more: {-count:,}")  # a long text that is cut becomes several
+    row = bar_row(f'<span class="nm">{text(reason)}</span>', abs(count) / max(largest, abs(count)), value, "b1", title, "sub")
     shown = "".join(f"<div><small>{text(e.get('id', ''))}</small>{text(str(e.get('snippet', ''))[:400])}</div>" for e in victims[:2])
     return f'<details class="rule"><summary>{row}</summary><div class="ex">{shown or "<div>no example was kept</div>"}</div></details>'
 
