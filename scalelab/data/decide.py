@@ -23,52 +23,65 @@ __all__ = ['BUDGET', 'DECISION', 'preference', 'exact_twins', 'decide', 'Known']
 
 # %% ../../nbs/01_data/915_decide.ipynb #eedc6ec7
 def preference(corpus: Corpus, where: np.ndarray, keep: str) -> np.ndarray:
-    "The positions `where` (rising) in the order in which they claim a place, int64."
-    keys = [] if keep == "first" else [-corpus.column("solid")[where].astype(np.int64)]
+    "The order in which the positions `where` (rising) claim a place, as indices of `where`, int64."
+    if keep == "first":
+        return np.arange(len(where))
+    keys = [~corpus.take("solid", where)]  # unsigned: the complement sorts long before short
     if keep == "newest":
-        keys.append(-corpus.column("year")[where].astype(np.int32))
+        keys.append(-corpus.take("year", where).astype(np.int32))
     if keep == "best":
-        keys.append(-corpus.column("quality")[where])
-    return where[np.lexsort(keys)] if keys else where
+        keys.append(-corpus.take("quality", where))
+    return np.lexsort(keys)
 
 
-def exact_twins(corpus: Corpus, where: np.ndarray, keep: str) -> np.ndarray:
-    """For each document of `where` the position of its preferred twin, or -1 where it is that twin itself; int64.
+def _repeated(corpus: Corpus, where: np.ndarray) -> np.ndarray:
+    "Those of `where` that share the first half of their hash with another one."
+    half = corpus.take("hash", where, 0)
+    ordered = np.sort(half)
+    twice = ordered[1:][ordered[1:] == ordered[:-1]]
+    del ordered
+    if not len(twice):
+        return where[:0]
+    pieces = np.array_split(half, len(half) // 65536 + 1)  # the search of a piece at a time is short-lived
+    return where[np.concatenate([twice[np.minimum(np.searchsorted(twice, p), len(twice) - 1)] == p for p in pieces])]
 
-    Twins have the same 128 bits of their normalised text. Memory: 48 bytes a document while it sorts.
+
+def exact_twins(corpus: Corpus, where: np.ndarray, keep: str) -> tuple[np.ndarray, np.ndarray]:
+    """(documents of `where` that go, the preferred twin of each), int64 positions, rising.
+
+    Twins have the same 128 bits of their normalised text. Memory: 32 bytes a document, and 100 for each that has a twin.
     """
-    order = preference(corpus, where, keep)
-    high, low = corpus.column("hash")[order].T
+    few = _repeated(corpus, where)
+    order = few[preference(corpus, few, keep)]
+    high, low = corpus.take("hash", few)[np.searchsorted(few, order)].T
     by = np.lexsort((low, high))  # stable: within equal hashes the order of preference
     new = np.ones(len(by), bool)
     new[1:] = (high[by][1:] != high[by][:-1]) | (low[by][1:] != low[by][:-1])
     head = np.maximum.accumulate(np.where(new, np.arange(len(by)), 0))
-    of = np.full(corpus.n, -1, np.int64)
-    of[order[by]] = np.where(new, -1, order[by[head]])
-    return of[where]
+    gone, of = order[by[~new]], order[by[head[~new]]]
+    rising = np.argsort(gone)
+    return gone[rising], of[rising]
 
 # %% ../../nbs/01_data/915_decide.ipynb #700379af
 BUDGET = 12 << 20  # bytes of sets of runs, and of pairs, that a near stage holds
 DECISION = np.dtype([("doc", "<i8"), ("of", "<i8"), ("jaccard", "<f4")])
 
 
-def _retold(corpus: Corpus, where: np.ndarray, stage: Semantic, scratch: Path) -> tuple[np.ndarray, np.ndarray]:
-    "(twin or -1, cosine) of each document of `where`; the vectors lie in a mapped file while they are compared."
+def _retold(corpus: Corpus, where: np.ndarray, stage: Semantic, scratch: Path) -> list[tuple[int, int, float]]:
+    "(document, its twin, cosine) of those that go; the vectors lie in a mapped file while they are compared."
     from scalelab.data.semantic import stage_duplicates, stage_vectors
 
     file, batch, vectors = scratch / ".vectors.tmp.npy", 256, None
-    of, alike = np.full(len(where), -1, np.int64), np.zeros(len(where), np.float32)
     for start in range(0, len(where), batch):
         made = stage_vectors(stage, [corpus.fetch(int(i)) for i in where[start : start + batch]])
         if vectors is None:
             vectors = np.lib.format.open_memmap(file, "w+", np.float32, (len(where), made.shape[1]))
         vectors[start : start + len(made)] = made
-    if vectors is not None:
-        rank = np.searchsorted(where, preference(corpus, where, stage.keep))
-        for pair in stage_duplicates(stage, vectors, rank.tolist()):
-            of[pair.removed], alike[pair.removed] = where[pair.kept], pair.cosine
-        file.unlink()
-    return of, alike
+    if vectors is None:
+        return []
+    found = stage_duplicates(stage, vectors, preference(corpus, where, stage.keep).tolist())
+    file.unlink()
+    return [(int(where[p.removed]), int(where[p.kept]), p.cosine) for p in found]
 
 
 def decide(corpus: Corpus, alive: np.ndarray, stage: Exact | Near | Semantic, signer: Any, file: Path) -> np.ndarray:
@@ -81,21 +94,20 @@ def decide(corpus: Corpus, alive: np.ndarray, stage: Exact | Near | Semantic, si
         return np.load(file)
     where = np.flatnonzero(alive)
     if isinstance(stage, Exact):
-        of = exact_twins(corpus, where, stage.keep)
-        alike = np.ones(len(where), np.float32)
+        gone, of = exact_twins(corpus, where, stage.keep)
+        alike = np.ones(len(gone), np.float32)
     elif isinstance(stage, Semantic):
-        of, alike = _retold(corpus, where, stage, file.parent)
+        found = sorted(_retold(corpus, where, stage, file.parent))
+        gone, of, alike = (np.array([row[k] for row in found]) for k in range(3))
     else:
         from scalelab.data.index import near_duplicates
 
-        rank = np.searchsorted(where, preference(corpus, where, stage.keep))
         found = near_duplicates(
-            lambda b: corpus.words("bands", b)[where], len(where), rank, lambda i: corpus.fetch(int(where[i])),
-            stage.threshold, signer, scratch=file.parent, budget=BUDGET)
-        of, alike = np.where(found.of >= 0, where[found.of], -1), found.jaccard
-    gone = np.flatnonzero(of >= 0)
+            lambda b: corpus.words("bands", b)[where], len(where), preference(corpus, where, stage.keep),
+            lambda i: corpus.fetch(int(where[i])), stage.threshold, signer, scratch=file.parent, budget=BUDGET)
+        gone, of, alike = where[found.gone], where[found.of[found.gone]], found.jaccard[found.gone]
     rows = np.empty(len(gone), DECISION)
-    rows["doc"], rows["of"], rows["jaccard"] = where[gone], of[gone], alike[gone]
+    rows["doc"], rows["of"], rows["jaccard"] = gone, of, alike
     temporary = file.with_name(f".{file.name}.tmp.npy")
     np.save(temporary, rows)
     os.replace(temporary, file)

@@ -34,6 +34,11 @@ class NearResult:
     candidates: int
     verified: int
 
+    @property
+    def gone(self) -> np.ndarray:
+        "Positions that go, rising, int64."
+        return np.flatnonzero(self.of >= 0)
+
 
 @dataclass
 class _Crowd:
@@ -103,13 +108,14 @@ def near_duplicates(
     order = np.asarray(order, np.int64)
     if len(order) != n:
         raise ValueError(f"order has {len(order)} positions, expected {n}")
-    partner, similarity = np.full(n, -1), np.zeros(n)  # by place in `order`
     sets = SetCache(lambda i: fetch(int(order[i])), n, budget)
     held: dict[int, _Crowd] = {}
     candidates = 0
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         pairs, crowds = (Spool(Path(folder) / name, budget) for name in ("pairs", "crowds"))
         _spool_bands(columns, signer or Signer(threshold), order, pairs, crowds)
+        partner = np.full(n, -1, np.int32 if n < 1 << 31 else np.int64)  # by place in `order`, as `similar`
+        similar: dict[int, float] = {}
         for block in progress(range(-(-n // SPOOL_BLOCK)), desc="near duplicates", unit="block"):
             for i, earlier, mine in _with_sets(_candidates(block, pairs, crowds), sets, partner):
                 joined = [held.setdefault(g, _Crowd([], deque(maxlen=64))) for g in mine]
@@ -118,14 +124,14 @@ def near_duplicates(
                         continue
                     candidates += 1
                     if (found := sets.alike(i, j, threshold)) >= threshold:
-                        partner[i], similarity[i] = j, found
+                        partner[i], similar[i] = j, found
                         break
                 else:
                     for c in joined:
                         c.add(i, whole)
-    of, exact = np.full(n, -1), np.zeros(n)
-    of[order], exact[order] = np.where(partner < 0, -1, order[partner]), similarity
-    return NearResult(of, exact, candidates, int((partner >= 0).sum()))
+    of, exact, gone = np.full(n, -1), np.zeros(n), np.flatnonzero(partner >= 0)
+    of[order[gone]], exact[order[gone]] = order[partner[gone]], [similar[int(i)] for i in gone]
+    return NearResult(of, exact, candidates, len(gone))
 
 # %% ../../nbs/01_data/410_index.ipynb #17cf9b3d
 def _root(parent: np.ndarray, i: int) -> int:

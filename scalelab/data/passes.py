@@ -155,6 +155,14 @@ class _Columns:
         "A column of the table [n]."
         return np.concatenate([p.table()[name] for p in self.parts] or [np.empty(0, ROW[name])])
 
+    def take(self, name: str, where: np.ndarray, k: int | None = None) -> np.ndarray:
+        "A column of the table at the positions `where` (rising); number k of it, if it has several."
+        cuts, pieces = np.searchsorted(where, self.starts), []
+        for part, a, b, start in zip(self.parts, cuts, cuts[1:], self.starts):
+            column = part.table()[name] if k is None else part.table()[name][:, k]
+            pieces.append(column[where[a:b] - start])
+        return np.concatenate(pieces or [np.empty(0, ROW[name])])
+
     def words(self, name: str, k: int) -> np.ndarray:
         "Column k of `bands` or `keys`, uint64 [n]."
         return np.concatenate([p.column(name, k) for p in self.parts] or [np.empty(0, np.uint64)])
