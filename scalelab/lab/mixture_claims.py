@@ -147,7 +147,7 @@ def claim_vocabulary(corpus: Corpus, data: Path, seeds: Sequence[int], report: C
     verdict = "holds in part" if diff["16384"].sign >= 0 else "open"
     return Verdict(
         "B-vocab", "a moderate vocabulary covers most language at far fewer parameters", verdict,
-        f"at equal compute 1,024 tokens differ from 4,096 by {diff['1024']} and 16,384 by {diff['16384']} bits per byte; the embedding is {share['1024']:.0%}, {share['4096']:.0%}, {share['16384']:.0%} of the parameters. "
+        f"at equal compute bits per byte still fell at the largest size tried: 1,024 tokens differ from 4,096 by {diff['1024']} and 16,384 by {diff['16384']} bits per byte; the embedding is {share['1024']:.0%}, {share['4096']:.0%}, {share['16384']:.0%} of the parameters. "
         "What is right is a matter of the model's size, not of the language alone",
         f"width 128, 3 blocks; tokens seen: {', '.join(f'{k}: {v:,}' for k, v in shown.items())}", len(seeds),
         {n: float(np.mean(list(v.values()))) for n, v in bpb.items()} | {f"embedding share {n}": v for n, v in share.items()}, {n: (d.low, d.high) for n, d in diff.items()}, diff["16384"].smallest)
