@@ -462,6 +462,8 @@ class ApiPage:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             return self.directive("function", f"{name}{signature(node)}", [], [*self.doc(node, parameters(node)), *self.source(name)])
         value = ast.unparse(node.value) if node.value is not None else ""
+        if value[:1] in ("'", '"') and not isinstance(node.value, ast.Constant):  # what begins like a quoted scalar must be one
+            value = json.dumps(value, ensure_ascii=False)
         options = [f":value: {value}"] if value and len(value) <= 90 else []
         if isinstance(node, ast.AnnAssign):
             options.append(f":type: {ast.unparse(node.annotation)}")

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..core.config import UsageError
 from .known import StoredIndex
-from .passes import Corpus
+from .passes import Corpus, repeated
 from .recipe import DocumentStage, Exact, Near, Outcome, Semantic
 
 # %% auto #0
@@ -34,24 +34,12 @@ def preference(corpus: Corpus, where: np.ndarray, keep: str) -> np.ndarray:
     return np.lexsort(keys)
 
 
-def _repeated(corpus: Corpus, where: np.ndarray) -> np.ndarray:
-    "Those of `where` that share the first half of their hash with another one."
-    half = corpus.take("hash", where, 0)
-    ordered = np.sort(half)
-    twice = ordered[1:][ordered[1:] == ordered[:-1]]
-    del ordered
-    if not len(twice):
-        return where[:0]
-    pieces = np.array_split(half, len(half) // 65536 + 1)  # the search of a piece at a time is short-lived
-    return where[np.concatenate([twice[np.minimum(np.searchsorted(twice, p), len(twice) - 1)] == p for p in pieces])]
-
-
 def exact_twins(corpus: Corpus, where: np.ndarray, keep: str) -> tuple[np.ndarray, np.ndarray]:
     """(documents of `where` that go, the preferred twin of each), int64 positions, rising.
 
     Twins have the same 128 bits of their normalised text. Memory: 32 bytes a document, and 100 for each that has a twin.
     """
-    few = _repeated(corpus, where)
+    few = where[repeated(corpus.take("hash", where, 0))]
     order = few[preference(corpus, few, keep)]
     high, low = corpus.take("hash", few)[np.searchsorted(few, order)].T
     by = np.lexsort((low, high))  # stable: within equal hashes the order of preference

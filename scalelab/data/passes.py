@@ -22,7 +22,8 @@ from .recipe import DocumentStage, Outcome, Passages
 from .storage import is_url, mask, stat
 
 # %% auto #0
-__all__ = ['sources_of', 'limit_point', 'not_inside', 'Task', 'read_task', 'Corpus', 'MapTask', 'cut_block', 'living', 'map_task']
+__all__ = ['sources_of', 'limit_point', 'not_inside', 'Task', 'read_task', 'repeated', 'Corpus', 'MapTask', 'cut_block', 'living',
+           'map_task']
 
 # %% ../../nbs/01_data/905_passes.ipynb #69272803
 def _facts(path: Any) -> tuple[int, str]:
@@ -142,6 +143,18 @@ def read_task(task: Task) -> int:
     return number + 1
 
 # %% ../../nbs/01_data/905_passes.ipynb #f4954e3a
+def repeated(values: np.ndarray) -> np.ndarray:
+    "Positions, rising, of values that stand more than once. Memory: a copy of the values, and 8 bytes for each that does."
+    ordered = np.sort(values)
+    twice = ordered[1:][ordered[1:] == ordered[:-1]]
+    del ordered
+    found, piece = [np.empty(0, np.int64)], 1 << 16  # the search of a piece at a time is short-lived
+    for start in range(0, len(values) if len(twice) else 0, piece):
+        part = values[start : start + piece]
+        found.append(np.flatnonzero(twice[np.minimum(np.searchsorted(twice, part), len(twice) - 1)] == part) + start)
+    return np.concatenate(found)
+
+
 class _Columns:
     "The parts of a folder and the columns of their tables, those of all parts joined."
 
@@ -153,14 +166,16 @@ class _Columns:
 
     def column(self, name: str) -> np.ndarray:
         "A column of the table [n]."
-        return np.concatenate([p.table()[name] for p in self.parts] or [np.empty(0, ROW[name])])
+        pieces = [p.table()[name].copy() for p in self.parts]  # a view would hold its whole table
+        return np.concatenate(pieces or [np.empty(0, ROW[name])])
 
     def take(self, name: str, where: np.ndarray, k: int | None = None) -> np.ndarray:
         "A column of the table at the positions `where` (rising); number k of it, if it has several."
         cuts, pieces = np.searchsorted(where, self.starts), []
         for part, a, b, start in zip(self.parts, cuts, cuts[1:], self.starts):
-            column = part.table()[name] if k is None else part.table()[name][:, k]
-            pieces.append(column[where[a:b] - start])
+            if b > a:
+                column = part.table()[name] if k is None else part.table()[name][:, k]
+                pieces.append(column[where[a:b] - start])
         return np.concatenate(pieces or [np.empty(0, ROW[name])])
 
     def words(self, name: str, k: int) -> np.ndarray:
@@ -178,6 +193,8 @@ class _Columns:
     def split(self, mask: np.ndarray) -> list[np.ndarray]:
         "An array over documents as one piece a part."
         return np.split(mask, self.starts[1:-1]) if self.parts else []
+
+
 
 # %% ../../nbs/01_data/905_passes.ipynb #87d72408
 class Corpus(_Columns):

@@ -24,7 +24,7 @@ from ..core.config import human_bytes
 from .bytestream import json_line
 from .documents import Reject
 from .parts import SAMPLED, Part, marked, priority
-from .passes import Corpus
+from .passes import Corpus, repeated
 
 # %% auto #0
 __all__ = ['KEEP_ID', 'BY_FILE', 'BY_ROW', 'QUANTILES', 'rename_codes', 'final_id', 'whole_file', 'write_rows', 'read_rows',
@@ -39,12 +39,11 @@ def rename_codes(ids: np.ndarray, files: np.ndarray) -> np.ndarray:
     """KEEP_ID, BY_FILE or BY_ROW for each document uint8 [n], from the hashes of ids and the numbers of files, in the
     order of the corpus.
     """
-    by = np.argsort(ids, kind="stable")
-    again = np.zeros(len(ids), bool)
-    again[1:] = ids[by][1:] == ids[by][:-1]
-    same_file = np.zeros(len(ids), bool)
-    same_file[1:] = files[by][1:] == files[by][:-1]
-    codes = np.empty(len(ids), np.uint8)
+    few = repeated(ids)
+    by = few[np.argsort(ids[few], kind="stable")]
+    again, same_file = np.zeros((2, len(by)), bool)
+    again[1:], same_file[1:] = ids[by][1:] == ids[by][:-1], files[by][1:] == files[by][:-1]
+    codes = np.full(len(ids), KEEP_ID, np.uint8)
     codes[by] = np.where(again, np.where(same_file, BY_ROW, BY_FILE), KEEP_ID)
     return codes
 
@@ -100,12 +99,14 @@ class FileTask:
 
 def file_tasks(corpus: Corpus, alive: np.ndarray, folder: str | Path, file_bytes: int) -> list[FileTask]:
     "The files `00000.jsonl.zst`, ... that hold the living documents, each of about `file_bytes` before it is packed."
-    line = np.where(alive, corpus.column("line").astype(np.int64), 0)
-    number = np.where(alive, (np.cumsum(line) - line) // file_bytes, -1)
-    codes = np.zeros(corpus.n, np.uint8)
-    codes[alive] = rename_codes(corpus.column("id")[alive], corpus.column("file")[alive])
+    codes, where = np.zeros(corpus.n, np.uint8), np.flatnonzero(alive)
+    codes[where] = rename_codes(corpus.take("id", where), corpus.take("file", where))
     tasks: dict[int, FileTask] = {}
-    for part, numbers, code in zip(corpus.parts, corpus.split(number), corpus.split(codes)):
+    begin = 0
+    for part, lives, code in zip(corpus.parts, corpus.split(alive), corpus.split(codes)):
+        line = np.where(lives, part.table()["line"].astype(np.int64), 0)
+        numbers = np.where(lives, (begin + np.cumsum(line) - line) // file_bytes, -1)
+        begin += int(line.sum())
         for k in np.unique(numbers[numbers >= 0]).tolist():
             tasks.setdefault(k, FileTask(str(corpus.folder), "", [])).spans.append((part.name,
                 np.packbits(numbers == k).tobytes(), code.tobytes()))
@@ -227,9 +228,20 @@ def tell_part(task: TellTask) -> str:
     return task.path
 
 # %% ../../nbs/01_data/920_products.ipynb #109da649
+def _lowest(gone: Gone, seed: int, piece: int = 1 << 15) -> list[int]:
+    "Numbers in the list of the SAMPLED documents of lowest lot, looked for a piece at a time."
+    lots, numbers = np.empty(0, np.uint64), np.empty(0, np.int64)
+    for start in range(0, len(gone.docs), piece):
+        docs = gone.docs[start : start + piece]
+        drawn = priority(seed, gone.corpus.take("file", docs), gone.corpus.take("row", docs))
+        lots, numbers = np.concatenate([lots, drawn]), np.concatenate([numbers, np.arange(start, start + len(docs))])
+        best = np.argsort(lots, kind="stable")[:SAMPLED]
+        lots, numbers = lots[best], numbers[best]
+    return numbers.tolist()
+
+
 def _drawn(gone: Gone, seed: int) -> Iterator[dict[str, Any]]:
-    lots = priority(seed, gone.corpus.column("file")[gone.docs], gone.corpus.column("row")[gone.docs])
-    for k in np.argsort(lots, kind="stable")[:SAMPLED].tolist():
+    for k in _lowest(gone, seed):
         i = int(gone.docs[k])
         p, at = gone.corpus.place(i)
         row = gone.corpus.parts[p].row(at)
@@ -258,13 +270,18 @@ def tally(corpus: Corpus, alive: np.ndarray, column: str, most: int = 50) -> dic
     """{name: {documents, bytes}} of the living documents by a named column, by falling bytes; names beyond `most`
     together as (others).
     """
-    codes, names = corpus.named(column)
-    codes, size = codes[alive], corpus.column("bytes")[alive]
-    documents, total = np.bincount(codes, minlength=len(names)), np.bincount(codes, size, minlength=len(names))
-    order = [k for k in sorted(range(len(names)), key=lambda k: (-total[k], names[k])) if documents[k]]
-    out = {names[k] or "unknown": {"documents": int(documents[k]), "bytes": int(total[k])} for k in order[:most]}
+    documents, total = Counter(), Counter()
+    for part, lives in zip(corpus.parts, corpus.split(alive)):
+        table, names = part.table()[lives], part.mark["names"][column]
+        counted = np.bincount(table[column], minlength=len(names)), np.bincount(table[column], table["bytes"], len(names))
+        for name, n, size in zip(names, *counted):
+            if n:
+                documents[name] += int(n)
+                total[name] += int(size)
+    order = sorted(documents, key=lambda name: (-total[name], name))
+    out = {name or "unknown": {"documents": documents[name], "bytes": total[name]} for name in order[:most]}
     if order[most:]:
-        out["(others)"] = {"documents": int(documents[order[most:]].sum()), "bytes": int(total[order[most:]].sum())}
+        out["(others)"] = {"documents": sum(documents[name] for name in order[most:]), "bytes": sum(total[name] for name in order[most:])}
     return out
 
 
@@ -308,17 +325,25 @@ def length_limit(chars: np.ndarray, quantile: float) -> dict[str, Any]:
 
 
 def domains_of(corpus: Corpus, alive: np.ndarray, quantile: float) -> tuple[dict[str, Any], dict[str, Any]]:
-    "(documents, bytes, languages and lengths of each domain, by falling bytes; its length limit)."
-    codes, langs, chars = corpus.named("domain")[0], corpus.named("lang"), corpus.column("chars")
-    names, told, limits = {k: v for v, k in enumerate(corpus.named("domain")[1])}, {}, {}
+    "(documents, bytes, languages and lengths of each domain, by falling bytes; its length limit). 4 bytes a document."
+    chars: dict[str, list[np.ndarray]] = {}
+    languages: dict[str, Counter] = {}
+    for part, lives in zip(corpus.parts, corpus.split(alive)):
+        table, domains, langs = part.table()[lives], part.mark["names"]["domain"], part.mark["names"]["lang"]
+        by = np.argsort(table["domain"], kind="stable")
+        cuts = np.searchsorted(table["domain"][by], np.arange(len(domains) + 1))
+        for name, a, b in zip(domains, cuts, cuts[1:]):
+            rows = table[by[a:b]]
+            chars.setdefault(name or "unknown", []).append(rows["chars"].copy())  # a view would hold the whole row
+            counts = np.bincount(rows["lang"], minlength=len(langs))
+            languages.setdefault(name or "unknown", Counter()).update(dict(zip(langs, counts.tolist())))
+    told, limits = {}, {}
     for name, counts in tally(corpus, alive, "domain", most=1000).items():
-        here = alive & (codes == names.get(name, -1))
-        if not here.any():
-            continue
-        share = np.bincount(langs[0][here], minlength=len(langs[1])) / counts["documents"]
-        told[name] = counts | {"languages": {langs[1][k] or "unknown": float(share[k])
-            for k in sorted(np.flatnonzero(share), key=lambda k: langs[1][k])}, "length": length_quantiles(chars[here])}
-        limits[name] = length_limit(chars[here], quantile)
+        if name in chars:
+            lengths = np.concatenate(chars.pop(name))
+            share = {k or "unknown": n / counts["documents"] for k, n in sorted(languages[name].items()) if n}
+            told[name] = counts | {"languages": share, "length": length_quantiles(lengths)}
+            limits[name] = length_limit(lengths, quantile)
     return told, dict(sorted(limits.items()))
 
 
