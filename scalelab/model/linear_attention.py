@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -15,19 +16,23 @@ from torch import Tensor
 from ..core.config import UsageError, did_you_mean
 
 # %% auto #0
-__all__ = ['FEATURES', 'performer_directions', 'linear_features', 'LinearState', 'linear_attention', 'linear_by_formula']
+__all__ = ['FEATURES', 'performer_directions', 'linear_features', 'LinearState', 'linear_attention', 'linear_by_formula',
+           'LinearPlan']
 
 # %% ../../nbs/02_model/012_linear_attention.ipynb #2f1f8721
 FEATURES = ("linear", "performer")
 
 
 @lru_cache(maxsize=32)
+def _directions(d: int, n: int, seed: int) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    groups = [np.linalg.qr(rng.standard_normal((d, d)))[0] for _ in range(-(-n // d))]
+    return np.concatenate(groups)[:n] * np.linalg.norm(rng.standard_normal((n, d)), axis=1, keepdims=True)
+
+
 def performer_directions(d: int, n: int, seed: int = 0) -> Tensor:
-    "n random directions [n, d], orthogonal within each group of d, as long as normal vectors are; drawn on the CPU in fp64."
-    generator = torch.Generator().manual_seed(seed)
-    groups = [torch.linalg.qr(torch.randn(d, d, generator=generator, dtype=torch.float64))[0] for _ in range(-(-n // d))]
-    lengths = torch.randn(n, d, generator=generator, dtype=torch.float64).norm(dim=1, keepdim=True)
-    return torch.cat(groups)[:n] * lengths
+    "n random directions [n, d], orthogonal within each group of d, as long as normal vectors are; fp64 on the CPU."
+    return torch.from_numpy(_directions(d, n, seed))
 
 
 def linear_features(x: Tensor, kind: str, n: int = 0, seed: int = 0, query: bool = False) -> Tensor:
@@ -96,3 +101,23 @@ def linear_by_formula(q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None 
     if documents is not None:
         scores = scores * (documents[:, None, :, None] == documents[:, None, None])
     return scores @ v.to(scores.dtype) / scores.sum(-1, keepdim=True).clamp_min(1e-30)
+
+# %% ../../nbs/02_model/012_linear_attention.ipynb #a7a81aaf
+@dataclass
+class LinearPlan:
+    "Linear attention of one batch; `states`: a list with one entry a layer that is read and replaced, when a cache is used."
+
+    kind: str
+    features: int = 0
+    documents: Tensor | None = None
+    states: list[LinearState | None] | None = None
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
+        "q, k, v [B, heads, T, d] to [B, heads, T, d] in the dtype of v; the sums are fp32 or fp64, under autocast as well."
+        with torch.autocast(q.device.type, enabled=False):
+            phi_q = linear_features(q, self.kind, self.features, query=True)
+            phi_k = linear_features(k, self.kind, self.features)
+            y, state = linear_attention(phi_q, phi_k, v, self.documents, self.states[layer] if self.states else None)
+        if self.states is not None:
+            self.states[layer] = state
+        return y.to(v.dtype)
