@@ -21,8 +21,8 @@ from .linear_attention import FEATURES, LinearPlan
 
 # %% auto #0
 __all__ = ['CHOICES', 'SWITCHES', 'LAYOUTS', 'ModelConfig', 'layout', 'rope_tables', 'rotate', 'attention_mask', 'KVCache',
-           'Attention', 'MLP', 'make_norm', 'Block', 'chunked_cross_entropy', 'Tokens', 'initialise', 'Decoder',
-           'attention_plan', 'parameters_by_formula', 'flops_by_part', 'flops_per_token']
+           'Attention', 'MLP', 'make_norm', 'Block', 'chunked_cross_entropy', 'linear_cross_entropy', 'Tokens',
+           'initialise', 'Decoder', 'attention_plan', 'parameters_by_formula', 'flops_by_part', 'flops_per_token']
 
 # %% ../../nbs/02_model/00_transformer.ipynb #1c32e864
 def _nearest_divisor(n: int, near: int) -> int:
@@ -435,6 +435,54 @@ def chunked_cross_entropy(hidden: Tensor, labels: Tensor, logits, chunk: int) ->
     parts = zip(hidden.split(chunk), labels.split(chunk))
     return torch.cat([checkpoint(piece, h, y, use_reentrant=False, preserve_rng_state=False) for h, y in parts])
 
+# %% ../../nbs/02_model/00_transformer.ipynb #f8a83a6e
+def _loss_and_gradients(hidden: Tensor, weight: Tensor, labels: Tensor, chunk: int, cap: float, up: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    "Losses [N]; with factors `up` [N] also the gradients of (up * losses).sum() for hidden and weight."
+    losses = hidden.new_empty(len(labels))
+    d_hidden, d_weight = (None, None) if up is None else (torch.empty_like(hidden), torch.zeros_like(weight))
+    for h, y, out, n in zip(hidden.split(chunk), labels.split(chunk), losses.split(chunk), range(0, len(labels), chunk)):
+        z, label = h @ weight.T, y.clamp_min(0)[:, None]
+        bent = z.div_(cap).tanh_() if cap else None
+        z = F.log_softmax(bent * cap if cap else z, -1)
+        out.copy_(torch.where(y == -100, 0, -z.gather(1, label)[:, 0]))
+        if up is not None:
+            factor = torch.where(y == -100, 0, up[n : n + chunk])[:, None]
+            z.exp_().mul_(factor).scatter_add_(1, label, -factor)
+            if cap:
+                z.mul_(1 - bent.square_())
+            torch.mm(z, weight, out=d_hidden[n : n + chunk])
+            d_weight.addmm_(z.T, h)
+    return losses, d_hidden, d_weight
+
+
+class _LossInOnePass(torch.autograd.Function):
+    "`_loss_and_gradients` for autograd: gradients are made with the losses, and made again only if tokens get different factors."
+
+    @staticmethod
+    def forward(ctx, hidden, weight, labels, chunk, cap):
+        up = hidden.new_ones(len(labels)) if any(ctx.needs_input_grad) else None
+        losses, *gradients = _loss_and_gradients(hidden, weight, labels, chunk, cap, up)
+        ctx.chunk, ctx.cap = chunk, cap
+        ctx.save_for_backward(hidden, weight, labels, *gradients)
+        return losses
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, up):
+        hidden, weight, labels, d_hidden, d_weight = ctx.saved_tensors
+        counted = up[labels != -100]
+        if len(counted) and bool((counted == counted[0]).all()):
+            return d_hidden * counted[0], d_weight * counted[0], None, None, None
+        return *_loss_and_gradients(hidden, weight, labels, ctx.chunk, ctx.cap, up.contiguous())[1:], None, None, None
+
+
+def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, chunk: int, softcap: float = 0.0) -> Tensor:
+    """`chunked_cross_entropy` for a head that is a matrix [vocabulary, d], in one pass: nothing is computed twice.
+
+    fp32 or fp64. Kept for the backward pass: the gradients of hidden and weight, never logits.
+    """
+    return _LossInOnePass.apply(hidden, weight, labels, chunk or len(labels), softcap)
+
 # %% ../../nbs/02_model/00_transformer.ipynb #5a3c92ce
 @dataclass
 class Tokens:
@@ -533,14 +581,24 @@ class Decoder(nn.Module):
             return z
         return self.cfg.softcap * torch.tanh(z.to(torch.promote_types(z.dtype, torch.float32)) / self.cfg.softcap)
 
+    def _head_matrix(self, hidden: Tensor) -> Tensor | None:
+        "The head's weight, if the head is nothing but a matrix in the format of `hidden`: not quantised, sharded, hooked or under autocast."
+        module = self.embedding if self.head is None else self.head
+        plain = type(module) in (nn.Embedding, nn.Linear) and type(module.weight) is nn.Parameter and not module._forward_hooks and not module._forward_pre_hooks
+        same = plain and module.weight.dtype == hidden.dtype in (torch.float32, torch.float64)
+        return module.weight if same and not torch.is_autocast_enabled(hidden.device.type) else None
+
     def loss(self, batch: Tokens, reduction: str = "sum") -> tuple[Tensor, Tensor]:
         """Cross-entropy in nats, summed and not averaged, and the number of labels that count (int64).
 
         reduction "sum": two scalars; "row": two tensors [B], whose sums are the same scalars; "none": [B, T] each.
         Accumulated in fp32, in fp64 for an fp64 model.
         """
-        h, labels = self.hidden(batch), batch.labels
-        losses = chunked_cross_entropy(h.flatten(0, 1), labels.flatten(), self.logits, self.cfg.loss_chunk)
+        h, labels = self.hidden(batch).flatten(0, 1), batch.labels
+        if 0 < self.cfg.loss_chunk < len(h) and (weight := self._head_matrix(h)) is not None:
+            losses = linear_cross_entropy(h, weight, labels.flatten(), self.cfg.loss_chunk, self.cfg.softcap)
+        else:
+            losses = chunked_cross_entropy(h, labels.flatten(), self.logits, self.cfg.loss_chunk)
         losses, valid = losses.view_as(labels), labels != -100
         if reduction == "none":
             return losses, valid.long()
