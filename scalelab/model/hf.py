@@ -31,25 +31,28 @@ class Family:
     fields: dict
 
 
-_LLAMA = {"norm": "rms", "positions": "rope", "mlp": "swiglu", "qkv_bias": False, "qk_norm": "none", "embed_norm": False, "softcap": 0.0, "value_embeddings": False, "input_skips": False}
+_LLAMA = {"norm": "rms", "positions": "rope", "mlp": "swiglu", "qkv_bias": False, "qk_norm": "none", "embed_norm": False, "softcap": 0.0, "value_embeddings": False, "input_skips": False, "attention": "causal"}
 FAMILIES = {
     "llama": Family("LlamaForCausalLM", "llama", _LLAMA),
+    "mistral": Family("MistralForCausalLM", "mistral", _LLAMA | {"attention": "window"}),
     "qwen2": Family("Qwen2ForCausalLM", "qwen2", _LLAMA | {"qkv_bias": True}),
     "qwen3": Family("Qwen3ForCausalLM", "qwen3", _LLAMA | {"qk_norm": "gain"}),
     "nanochat": Family("NanoChatForCausalLM", "nanochat", _LLAMA | {"norm": "plain", "mlp": "relu2", "qk_norm": "plain", "embed_norm": True}),
 }
+_FREE = {("nanochat", "softcap"): lambda value: True, ("qwen2", "attention"): lambda value: value == "window", ("qwen3", "attention"): lambda value: value == "window"}
 
 
 def hf_family(cfg: ModelConfig) -> str:
     "The family that computes exactly what a model of this configuration does; UsageError names what stands in the way of the nearest one."
-    wrong = {name: [k for k, v in family.fields.items() if getattr(cfg, k) != v and (name, k) != ("nanochat", "softcap")] for name, family in FAMILIES.items()}
+    wrong = {name: [k for k, v in family.fields.items() if getattr(cfg, k) != v and not _FREE.get((name, k), lambda value: False)(getattr(cfg, k))] for name, family in FAMILIES.items()}
     if cfg.d_head not in (0, cfg.d_model // cfg.n_heads):
         wrong["qwen2"].append("d_head")
         wrong["nanochat"].append("d_head")
     best = min(wrong, key=lambda name: len(wrong[name]))
     if wrong[best]:
         odd = ", ".join(f"model.{k} = {getattr(cfg, k)}" for k in wrong[best])
-        raise UsageError(f"no family of transformers has this layout: {odd} (nearest: {best}); its checkpoint can be read by scalelab only")
+        raise UsageError(f"no family of transformers has this layout: {odd} (nearest: {best}); its checkpoint can be read by scalelab only"
+                         + ("; full causal attention and a window alone can be exported" if "attention" in wrong[best] else ""))
     return best
 
 # %% ../../nbs/02_model/01_hf.ipynb #fb26bd59
@@ -69,6 +72,7 @@ _BLOCK = {
 
 _MORE = {  # what a family adds to the names of a block, or takes away
     "llama": {},
+    "mistral": {},
     "qwen2": {f"attention.{x}.bias": f"self_attn.{x}_proj.bias" for x in "qkv"},
     "qwen3": {f"attention.{x}_norm.weight": f"self_attn.{x}_norm.weight" for x in "qk"},
     "nanochat": {"mlp.up.weight": "mlp.fc1.weight", "mlp.down.weight": "mlp.fc2.weight", "mlp.gate.weight": None, "attention_norm.weight": None, "mlp_norm.weight": None},
@@ -156,7 +160,31 @@ def hf_config(cfg: ModelConfig, eot_id: int | None = None, dtype: torch.dtype = 
         "dtype": kind,
         "torch_dtype": kind,
         "use_cache": True,
-    } | ({"final_logit_softcapping": cfg.softcap or None} if name == "nanochat" else {})
+    } | ({"final_logit_softcapping": cfg.softcap or None} if name == "nanochat" else {}) | _window_keys(cfg)
+
+
+def _window_keys(cfg: ModelConfig) -> dict:
+    "The keys of config.json that say sliding window: Mistral has one in every layer, a Qwen says which layers have it."
+    if cfg.attention != "window":
+        return {}
+    qwen = {"use_sliding_window": True, "max_window_layers": 0, "layer_types": ["sliding_attention"] * cfg.n_layers}
+    return {"sliding_window": cfg.window} | (qwen if hf_family(cfg) in ("qwen2", "qwen3") else {})
+
+
+def _window_from(values: dict, family: Family, where: str) -> dict:
+    "Fields of ModelConfig that those keys stand for; UsageError if some layers have a window and some have none."
+    window, layers = values.get("sliding_window"), values["num_hidden_layers"]
+    if family.model_type in ("qwen2", "qwen3"):
+        full = min(layers, values.get("max_window_layers", 28)) if values.get("use_sliding_window") and window else layers
+        kinds = values.get("layer_types") or ["full_attention"] * full + ["sliding_attention"] * (layers - full)
+        if len(set(kinds)) > 1:
+            raise UsageError(f"{where}: layer_types mixes {', '.join(sorted(set(kinds)))}, this model has one kind of attention in all layers")
+        window = window if kinds[0] == "sliding_attention" else None
+    elif family.model_type != "mistral":
+        window = None
+    if not window or window >= values.get("max_position_embeddings", 2048):
+        return {"attention": "causal"}
+    return {"attention": "window", "window": window}
 
 # %% ../../nbs/02_model/01_hf.ipynb #2f38def1
 def _strict(values: dict, family: Family, where: str) -> None:
@@ -166,8 +194,7 @@ def _strict(values: dict, family: Family, where: str) -> None:
     known = {"rope_type": (rope.get("rope_type", rope.get("type", "default")), "default"),
              "hidden_act": (values.get("hidden_act", "silu"), "relu2" if family.fields["mlp"] == "relu2" else "silu"),
              "attention_bias": (bias or values.get("attention_bias", False), bias),
-             "mlp_bias": (values.get("mlp_bias", False), False),
-             "use_sliding_window": (values.get("use_sliding_window", False), False)}
+             "mlp_bias": (values.get("mlp_bias", False), False)}
     for key, (has, want) in known.items():
         if has != want:
             raise UsageError(f"{where}: {key} is {has!r}, this model has only {want!r}")
@@ -185,7 +212,7 @@ def config_from_hf(values: dict, where: str = "config.json") -> ModelConfig:
     _strict(values, family, where)
     heads, width = values["num_attention_heads"], values["hidden_size"]
     rope, head = values.get("rope_parameters") or values.get("rope_scaling") or {}, values.get("head_dim") or width // heads
-    fields = family.fields | ({"softcap": float(values.get("final_logit_softcapping") or 0)} if family.model_type == "nanochat" else {})
+    fields = family.fields | ({"softcap": float(values.get("final_logit_softcapping") or 0)} if family.model_type == "nanochat" else {}) | _window_from(values, family, where)
     return ModelConfig(
         vocab_size=values["vocab_size"], d_model=width, n_layers=values["num_hidden_layers"], n_heads=heads,
         n_kv_heads=values.get("num_key_value_heads") or heads, d_ff=values["intermediate_size"], d_head=0 if head * heads == width else head,
@@ -274,7 +301,7 @@ def _read_safetensors(folder: Path) -> dict[str, Tensor]:
 
 
 def load_hf(folder: str | Path, dtype: torch.dtype | None = None) -> tuple[Decoder, Path | None]:
-    """Model and tokenizer path (None if there is none) from a folder of Llama, Qwen2, Qwen3 or NanoChat; weights keep their dtype.
+    """Model and tokenizer path (None if there is none) from a folder of Llama, Mistral, Qwen2, Qwen3 or NanoChat; weights keep their dtype.
 
     Raises UsageError for another architecture, a feature that we lack, or tensors that don't fit the config.
     """

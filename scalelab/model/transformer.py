@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import chain
 
 import torch
 import torch.nn.functional as F
@@ -15,11 +16,13 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ..core.config import UsageError, did_you_mean
+from .attention import KINDS, Mask, chosen_blocks, plan_attention
+from .linear_attention import FEATURES, LinearPlan
 
 # %% auto #0
 __all__ = ['CHOICES', 'SWITCHES', 'LAYOUTS', 'ModelConfig', 'layout', 'rope_tables', 'rotate', 'attention_mask', 'KVCache',
-           'Attention', 'MLP', 'make_norm', 'Block', 'chunked_cross_entropy', 'Tokens', 'initialise', 'Decoder',
-           'parameters_by_formula', 'flops_by_part', 'flops_per_token']
+           'Attention', 'MLP', 'make_norm', 'Block', 'chunked_cross_entropy', 'linear_cross_entropy', 'Tokens',
+           'initialise', 'Decoder', 'attention_plan', 'parameters_by_formula', 'flops_by_part', 'flops_per_token']
 
 # %% ../../nbs/02_model/00_transformer.ipynb #1c32e864
 def _nearest_divisor(n: int, near: int) -> int:
@@ -57,6 +60,12 @@ class ModelConfig:
         input_skips: each block reads a learned mixture of the stream and the embedding
         isolate_documents: tokens of a packed row attend within their own document only, positions start at 0 in each; false treats the row as one text
         loss_chunk: tokens whose logits exist at once while the loss is computed; 0 means all of them
+        attention: causal, window, window_global, bigbird (scalelab.model.attention), linear or performer (scalelab.model.linear_attention)
+        window: tokens that a sparse kind sees back from, and with, the query
+        global_tokens: tokens at the start of a document that window_global and bigbird always see
+        random_blocks: bigbird only, blocks drawn from what lies before the window
+        attention_block: bigbird only, tokens of such a block
+        features: performer only, random features of a head; 0 means twice its width
     """
 
     vocab_size: int = 4096
@@ -84,6 +93,25 @@ class ModelConfig:
     softcap: float = 0.0
     value_embeddings: bool = False
     input_skips: bool = False
+    attention: str = "causal"
+    window: int = 0
+    global_tokens: int = 0
+    random_blocks: int = 0
+    attention_block: int = 64
+    features: int = 0
+
+    @property
+    def mask(self) -> Mask:
+        "Who may look at whom; the causal mask for linear attention."
+        if self.attention in FEATURES:
+            return Mask()
+        return Mask(self.attention, self.window, self.global_tokens, self.random_blocks, self.attention_block)
+
+    def keys_seen(self, length: int) -> int:
+        "Keys whose scores a query pays for; with linear attention, the features of a head."
+        if self.attention in FEATURES:
+            return self.head_dim if self.attention == "linear" else self.features or 2 * self.head_dim
+        return self.mask.keys_seen(length)
 
     @property
     def head_dim(self) -> int:
@@ -118,14 +146,15 @@ class ModelConfig:
         return cls(**values).validate()
 
 # %% ../../nbs/02_model/00_transformer.ipynb #195c7d22
-CHOICES = {"norm": ("rms", "plain", "layer"), "positions": ("rope", "learned"), "mlp": ("swiglu", "relu2", "gelu"), "qk_norm": ("none", "plain", "gain")}
+CHOICES = {"norm": ("rms", "plain", "layer"), "positions": ("rope", "learned"), "mlp": ("swiglu", "relu2", "gelu"), "qk_norm": ("none", "plain", "gain"),
+           "attention": KINDS + FEATURES}
 SWITCHES = ("tie_embeddings", "isolate_documents", "qkv_bias", "embed_norm", "zero_init", "value_embeddings", "input_skips")
 
 
 def _problems(c: ModelConfig) -> Iterator[tuple[str, str]]:
     "Pairs (key, what is wrong and what would work), in the order in which they should be repaired."
-    whole = ("vocab_size", "d_model", "n_layers", "n_heads", "n_kv_heads", "max_seq_len")
-    for key in whole + ("d_ff", "loss_chunk", "d_head"):
+    whole = ("vocab_size", "d_model", "n_layers", "n_heads", "n_kv_heads", "max_seq_len", "attention_block")
+    for key in whole + ("d_ff", "loss_chunk", "d_head", "window", "global_tokens", "random_blocks", "features"):
         value, low = getattr(c, key), 1 if key in whole else 0
         if isinstance(value, bool) or not isinstance(value, int) or value < low:
             yield key, f"{value!r} is not a whole number of {low} or more; nearest valid: {low}"
@@ -160,8 +189,26 @@ def _problems(c: ModelConfig) -> Iterator[tuple[str, str]]:
             yield key, f"{getattr(c, key)} is not a positive number; the default is {default}"
 
 
+def _attention_problems(c: ModelConfig) -> Iterator[tuple[str, str]]:
+    "The same for the kinds of attention: a part that the kind needs and lacks, or has and would not use."
+    sparse = c.attention in KINDS and c.attention != "causal"
+    uses = {"window": sparse, "global_tokens": sparse and c.attention != "window", "random_blocks": c.attention == "bigbird", "features": c.attention == "performer"}
+    for key, used in uses.items():
+        if getattr(c, key) and not used:
+            yield key, f"{getattr(c, key)} is without effect when model.attention is {c.attention}; nearest valid: 0"
+    if sparse and c.window < 1:
+        yield "window", f"{c.window}, but model.attention {c.attention} needs one; nearest valid: 1, usual: {min(256, c.max_seq_len)}"
+    if c.window > c.max_seq_len:
+        yield "window", f"{c.window} is longer than model.max_seq_len {c.max_seq_len}; nearest valid: {c.max_seq_len}"
+    for key in ("global_tokens", "random_blocks"):
+        if uses[key] and not getattr(c, key) and (key, c.attention) != ("global_tokens", "bigbird"):
+            yield key, f"0, but model.attention is {c.attention}; nearest valid: 1"
+    if c.global_tokens > c.max_seq_len:
+        yield "global_tokens", f"{c.global_tokens} is more than model.max_seq_len {c.max_seq_len}; nearest valid: {c.max_seq_len}"
+
+
 def _check_config(c: ModelConfig) -> None:
-    for key, problem in _problems(c):
+    for key, problem in chain(_problems(c), _attention_problems(c)):  # lazily: the later rules trust the earlier ones
         raise UsageError(f"model.{key}: {problem}")
 
 # %% ../../nbs/02_model/00_transformer.ipynb #ec4bf08a
@@ -214,37 +261,69 @@ def attention_mask(document_ids: Tensor | None) -> Tensor | None:
 class KVCache:
     """Keys and values of the tokens read so far, for a batch of sequences of equal length.
 
-    Two tensors of [n_layers, B, n_kv_heads, capacity, head_dim]; `length` tokens of them are filled.
-    Bytes: 2 * n_layers * B * n_kv_heads * capacity * head_dim * element size.
+    Two tensors of [n_layers, B, n_kv_heads, capacity, head_dim]; `length` tokens were read.
+    Bytes: 2 * n_layers * B * n_kv_heads * capacity * head_dim * element size. With attention by window (and global tokens)
+    only what a later token can see is kept; with linear attention only the sums of `states`.
     """
 
     def __init__(self, cfg: ModelConfig, batch_size: int = 1, capacity: int | None = None,
                  dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"):
-        self.capacity, self.length = capacity or cfg.max_seq_len, 0
-        shape = (cfg.n_layers, batch_size, cfg.n_kv_heads, self.capacity, cfg.head_dim)
+        self.capacity, self.length, mask = capacity or cfg.max_seq_len, 0, cfg.mask
+        self.states: list | None = [None] * cfg.n_layers if cfg.attention in FEATURES else None
+        self.bounds = (mask.global_tokens, mask.window - 1) if mask.kind in ("window", "window_global") else None
+        room = 0 if self.bounds or self.states else self.capacity
+        shape = (cfg.n_layers, batch_size, cfg.n_kv_heads, room, cfg.head_dim)
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
+        self.held = [(k, v) for k, v in zip(self.keys, self.values)]  # of a bounded cache, replaced as it goes
+
+    def check(self, new: int) -> None:
+        "UsageError if so many more tokens don't fit."
+        if self.length + new > self.capacity:
+            raise UsageError(f"KV cache: {self.length + new} tokens do not fit into {self.capacity}; make a larger one or reset() it")
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Store k, v [B, n_kv_heads, T, head_dim] of one layer, return all so far [B, n_kv_heads, length + T, head_dim].
+        """Store k, v [B, n_kv_heads, T, head_dim] of one layer, return all that is held and the new ones, in order.
 
         `length` moves on only when the whole model has been passed (Decoder.hidden does that).
         """
+        self.check(k.shape[2])
         end = self.length + k.shape[2]
-        if end > self.capacity:
-            raise UsageError(f"KV cache: {end} tokens do not fit into {self.capacity}; make a larger one or reset() it")
-        self.keys[layer, :, :, self.length : end] = k
-        self.values[layer, :, :, self.length : end] = v
-        return self.keys[layer, :, :, :end], self.values[layer, :, :, :end]
+        if self.bounds is None:
+            self.keys[layer, :, :, self.length : end] = k
+            self.values[layer, :, :, self.length : end] = v
+            return self.keys[layer, :, :, :end], self.values[layer, :, :, :end]
+        k, v = (torch.cat((old, new), 2) for old, new in zip(self.held[layer], (k, v)))
+        first, last = self.bounds
+        if k.shape[2] > first + last:
+            self.held[layer] = tuple(torch.cat((x[:, :, :first], x[:, :, x.shape[2] - last :]), 2) for x in (k, v))
+        else:
+            self.held[layer] = k, v
+        return k, v
+
+    def places(self, new: int) -> Tensor:
+        "Places in the text of the keys that `append` returns when `new` tokens are added."
+        place = torch.arange(self.length + new, device=self.keys.device)
+        if self.bounds is None or self.length <= sum(self.bounds):
+            return place
+        return torch.cat((place[: self.bounds[0]], place[self.length - self.bounds[1] :]))
+
+    @property
+    def nbytes(self) -> int:
+        "Bytes that are held now."
+        kept = [s.sums for s in self.states or [] if s is not None] if self.states else [x for pair in self.held for x in pair]
+        return sum(x.nbytes for x in kept)
 
     def reset(self) -> None:
         "Forget everything; the memory is used again."
-        self.length = 0
+        self.length, self.held = 0, [(k, v) for k, v in zip(self.keys, self.values)]
+        self.states = [None] * len(self.states) if self.states else None
 
 # %% ../../nbs/02_model/00_transformer.ipynb #3119d242
 class Attention(nn.Module):
     """Causal self-attention with grouped key/value heads: [B, T, d_model] to the same.
 
+    mask: None (causal), a boolean mask [B, 1, T, T], or a function that attends (`attention_plan`).
     values [B, T, n_kv_heads * head_dim]: added to the values (value embeddings), in blocks that have a `value_scale`.
     """
 
@@ -262,7 +341,7 @@ class Attention(nn.Module):
         self.q_norm, self.k_norm = (nn.RMSNorm(cfg.head_dim, cfg.norm_eps, gain) if normed else nn.Identity() for _ in "qk")
         self.value_scale = nn.Parameter(torch.ones(1)) if cfg.has_values(layer) else None
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, mask: Tensor | None, cache: KVCache | None, values: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, mask: Tensor | Callable | None, cache: KVCache | None, values: Tensor | None = None) -> Tensor:
         B, T, _ = x.shape
         q = self.q_norm(self.q(x).view(B, T, self.n_heads, -1)).transpose(1, 2)
         k = self.k_norm(self.k(x).view(B, T, self.n_kv_heads, -1)).transpose(1, 2)
@@ -271,12 +350,18 @@ class Attention(nn.Module):
             q, k = rotate(q, *rope), rotate(k, *rope)
         if values is not None:
             v = v + self.value_scale * values.view(B, T, self.n_kv_heads, -1).transpose(1, 2)
-        if cache is not None:
+        linear = isinstance(mask, LinearPlan)
+        if cache is not None and not linear:
             k, v = cache.append(self.layer, k, v)
         if self.n_kv_heads < self.n_heads:
             k, v = (t.repeat_interleave(self.n_heads // self.n_kv_heads, dim=1) for t in (k, v))
-        causal = mask is None and T > 1  # a single query is the last token and sees everything
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
+        if linear:
+            y = mask(q, k, v, self.layer)
+        elif callable(mask):
+            y = mask(q, k, v)
+        else:
+            causal = mask is None and T > 1  # a single query is the last token and sees everything
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
         return self.o(y.transpose(1, 2).reshape(B, T, -1))
 
 # %% ../../nbs/02_model/00_transformer.ipynb #e75c2be7
@@ -324,7 +409,7 @@ class Block(nn.Module):
         self.skip = nn.Parameter(torch.empty(2)) if cfg.input_skips else None
 
     def forward(
-        self, x: Tensor, rope: tuple[Tensor, Tensor] | None, mask: Tensor | None, cache: KVCache | None, x0: Tensor | None = None, values: Tensor | None = None,
+        self, x: Tensor, rope: tuple[Tensor, Tensor] | None, mask: Tensor | Callable | None, cache: KVCache | None, x0: Tensor | None = None, values: Tensor | None = None,
     ) -> Tensor:
         if self.skip is not None:
             x = self.skip[0] * x + self.skip[1] * x0
@@ -349,6 +434,54 @@ def chunked_cross_entropy(hidden: Tensor, labels: Tensor, logits, chunk: int) ->
         return piece(hidden, labels)
     parts = zip(hidden.split(chunk), labels.split(chunk))
     return torch.cat([checkpoint(piece, h, y, use_reentrant=False, preserve_rng_state=False) for h, y in parts])
+
+# %% ../../nbs/02_model/00_transformer.ipynb #f8a83a6e
+def _loss_and_gradients(hidden: Tensor, weight: Tensor, labels: Tensor, chunk: int, cap: float, up: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    "Losses [N]; with factors `up` [N] also the gradients of (up * losses).sum() for hidden and weight."
+    losses = hidden.new_empty(len(labels))
+    d_hidden, d_weight = (None, None) if up is None else (torch.empty_like(hidden), torch.zeros_like(weight))
+    for h, y, out, n in zip(hidden.split(chunk), labels.split(chunk), losses.split(chunk), range(0, len(labels), chunk)):
+        z, label = h @ weight.T, y.clamp_min(0)[:, None]
+        bent = z.div_(cap).tanh_() if cap else None
+        z = F.log_softmax(bent * cap if cap else z, -1)
+        out.copy_(torch.where(y == -100, 0, -z.gather(1, label)[:, 0]))
+        if up is not None:
+            factor = torch.where(y == -100, 0, up[n : n + chunk])[:, None]
+            z.exp_().mul_(factor).scatter_add_(1, label, -factor)
+            if cap:
+                z.mul_(1 - bent.square_())
+            torch.mm(z, weight, out=d_hidden[n : n + chunk])
+            d_weight.addmm_(z.T, h)
+    return losses, d_hidden, d_weight
+
+
+class _LossInOnePass(torch.autograd.Function):
+    "`_loss_and_gradients` for autograd: gradients are made with the losses, and made again only if tokens get different factors."
+
+    @staticmethod
+    def forward(ctx, hidden, weight, labels, chunk, cap):
+        up = hidden.new_ones(len(labels)) if any(ctx.needs_input_grad) else None
+        losses, *gradients = _loss_and_gradients(hidden, weight, labels, chunk, cap, up)
+        ctx.chunk, ctx.cap = chunk, cap
+        ctx.save_for_backward(hidden, weight, labels, *gradients)
+        return losses
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, up):
+        hidden, weight, labels, d_hidden, d_weight = ctx.saved_tensors
+        counted = up[labels != -100]
+        if len(counted) and bool((counted == counted[0]).all()):
+            return d_hidden * counted[0], d_weight * counted[0], None, None, None
+        return *_loss_and_gradients(hidden, weight, labels, ctx.chunk, ctx.cap, up.contiguous())[1:], None, None, None
+
+
+def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, chunk: int, softcap: float = 0.0) -> Tensor:
+    """`chunked_cross_entropy` for a head that is a matrix [vocabulary, d], in one pass: nothing is computed twice.
+
+    fp32 or fp64. Kept for the backward pass: the gradients of hidden and weight, never logits.
+    """
+    return _LossInOnePass.apply(hidden, weight, labels, chunk or len(labels), softcap)
 
 # %% ../../nbs/02_model/00_transformer.ipynb #5a3c92ce
 @dataclass
@@ -427,7 +560,7 @@ class Decoder(nn.Module):
         Raises UsageError for ids outside the vocabulary or a sequence longer than max_seq_len.
         """
         ids, positions, documents = _inputs(self.cfg, batch, cache)
-        mask = attention_mask(documents) if cache is None else _cache_mask(documents, ids, cache)
+        mask = attention_plan(self.cfg, documents, ids, cache)
         x = self.embedding(ids)
         if self.positions is not None:
             x = x + self.positions(positions)
@@ -448,14 +581,24 @@ class Decoder(nn.Module):
             return z
         return self.cfg.softcap * torch.tanh(z.to(torch.promote_types(z.dtype, torch.float32)) / self.cfg.softcap)
 
+    def _head_matrix(self, hidden: Tensor) -> Tensor | None:
+        "The head's weight, if the head is nothing but a matrix in the format of `hidden`: not quantised, sharded, hooked or under autocast."
+        module = self.embedding if self.head is None else self.head
+        plain = type(module) in (nn.Embedding, nn.Linear) and type(module.weight) is nn.Parameter and not module._forward_hooks and not module._forward_pre_hooks
+        same = plain and module.weight.dtype == hidden.dtype in (torch.float32, torch.float64)
+        return module.weight if same and not torch.is_autocast_enabled(hidden.device.type) else None
+
     def loss(self, batch: Tokens, reduction: str = "sum") -> tuple[Tensor, Tensor]:
         """Cross-entropy in nats, summed and not averaged, and the number of labels that count (int64).
 
         reduction "sum": two scalars; "row": two tensors [B], whose sums are the same scalars; "none": [B, T] each.
         Accumulated in fp32, in fp64 for an fp64 model.
         """
-        h, labels = self.hidden(batch), batch.labels
-        losses = chunked_cross_entropy(h.flatten(0, 1), labels.flatten(), self.logits, self.cfg.loss_chunk)
+        h, labels = self.hidden(batch).flatten(0, 1), batch.labels
+        if 0 < self.cfg.loss_chunk < len(h) and (weight := self._head_matrix(h)) is not None:
+            losses = linear_cross_entropy(h, weight, labels.flatten(), self.cfg.loss_chunk, self.cfg.softcap)
+        else:
+            losses = chunked_cross_entropy(h, labels.flatten(), self.logits, self.cfg.loss_chunk)
         losses, valid = losses.view_as(labels), labels != -100
         if reduction == "none":
             return losses, valid.long()
@@ -479,15 +622,24 @@ def _inputs(cfg: ModelConfig, batch: Tensor | Tokens, cache: KVCache | None) -> 
     return ids, positions, getattr(batch, "document_ids", None) if cfg.isolate_documents else None
 
 
-def _cache_mask(documents: Tensor | None, ids: Tensor, cache: KVCache) -> Tensor | None:
-    "Causal mask of new tokens against the cached and the new ones; None where the kernel needs none."
-    if attention_mask(documents) is not None:
-        raise UsageError("a KV cache holds one document a row: give no document_ids, or one id a row")
+def attention_plan(cfg: ModelConfig, documents: Tensor | None, ids: Tensor, cache: KVCache | None) -> Tensor | Callable | None:
+    """What the blocks pass to their attention as `mask`: None, a boolean mask, or a function that attends.
+
+    Raises UsageError for packed documents with a cache, or more tokens than it holds.
+    """
+    if cache is not None:
+        if attention_mask(documents) is not None:
+            raise UsageError("a KV cache holds one document a row: give no document_ids, or one id a row")
+        cache.check(ids.shape[1])
+    if cfg.attention in FEATURES:
+        return LinearPlan(cfg.attention, cfg.features, documents, None if cache is None else cache.states)
+    if cache is None or cache.length == 0:
+        return attention_mask(documents) if cfg.attention == "causal" else plan_attention(cfg.mask, ids.shape[1], documents, ids.device)
     T = ids.shape[1]
-    if T == 1 or cache.length == 0:
-        return None
-    seen = torch.arange(cache.length + T, device=ids.device)
-    return (seen[None] <= (cache.length + torch.arange(T, device=ids.device))[:, None])[None, None]
+    if T == 1 and cfg.attention != "bigbird":
+        return None  # the cache holds what the token may see, and nothing else
+    query = torch.arange(cache.length, cache.length + T, device=ids.device)
+    return cfg.mask.allows(query[:, None], cache.places(T), chosen_blocks(cfg.mask, cache.length + T, ids.device))[None, None]
 
 # %% ../../nbs/02_model/00_transformer.ipynb #68a8e60b
 def parameters_by_formula(cfg: ModelConfig) -> dict[str, int]:
@@ -509,12 +661,12 @@ def flops_by_part(cfg: ModelConfig, seq_len: int) -> dict[str, int]:
     """Operations of a forward pass by part, per token of a sequence of seq_len tokens, and their total.
 
     Multiplications and additions in matrix products count one each. Scores are counted for all seq_len keys, as is the
-    field's custom; a causal kernel can skip almost half of them.
+    field's custom; a causal kernel can skip almost half of them. Sparse kinds count the keys that a query far from the start sees.
     """
     p = parameters_by_formula(cfg)
     parts = {
         "projections": 4 * cfg.n_layers * cfg.d_model * cfg.head_dim * (cfg.n_heads + cfg.n_kv_heads),
-        "scores": 4 * cfg.n_layers * seq_len * cfg.n_heads * cfg.head_dim,
+        "scores": 4 * cfg.n_layers * cfg.keys_seen(seq_len) * cfg.n_heads * cfg.head_dim,
         "mlp": 2 * p["mlp"],
         "head": 2 * cfg.vocab_size * cfg.d_model,
     }
