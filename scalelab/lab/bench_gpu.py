@@ -194,6 +194,7 @@ def flex_rows(name: str, mask: Callable, length: int, device: str = "cuda") -> l
     "Rows for one FlexAttention mask on a GPU: agreement with dense attention, and time forward and backward against causal SDPA at `length`."
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+    torch.compiler.reset()  # a compiled function keeps only so many graphs, and every mask is one more
     flex = torch.compile(flex_attention, dynamic=False)
 
     def kernel(block):
