@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 
 from ..core.arguments import parse_config, recipe_dir
-from ..core.config import UsageError, did_you_mean, progress
+from ..core.config import UsageError, atomic_write, did_you_mean, progress
 from ..data.documents import stdlib_documents, write_documents
 from ..data.shards import Shards
 from ..data.stream import Stream
@@ -30,7 +31,8 @@ from ..trainer.schedule import lr_ratio
 from ..trainer.settings import TrainConfig, validate
 
 # %% auto #0
-__all__ = ['recipe', 'changed', 'Trainer', 'train_recipe']
+__all__ = ['recipe', 'changed', 'Trainer', 'train_recipe', 'training_text', 'step_costs', 'with_steps', 'crossing',
+           'time_to_loss', 'bench_time_to_loss']
 
 # %% ../../nbs/10_lab/210_recipes.ipynb #150098b6
 def recipe(name: str) -> TrainConfig:
@@ -56,18 +58,19 @@ def changed(cfg: TrainConfig, changes: Mapping[str, Any]) -> TrainConfig:
             raise UsageError(f"recipe: unknown key {key!r}{did_you_mean(key, known)}")
         groups.setdefault(group, {})[last] = value
     cfg = replace(cfg, **{g: replace(getattr(cfg, g), **values) for g, values in groups.items()})
+    replace(cfg.model, vocab_size=cfg.model.vocab_size or 2).validate()  # 0 is filled in by the shards; the shape is checked now
     validate(cfg)
     return cfg
 
-# %% ../../nbs/10_lab/210_recipes.ipynb #c32851a1
+# %% ../../nbs/10_lab/210_recipes.ipynb #cb91540b
 class Trainer:
     """A model on its way through a recipe: `step()` makes one update and counts the CPU seconds of this process that it took.
 
-    seed: of the weights and of the order of samples. A rank, checkpoints and logs of `scalelab.trainer.loop` would only blur the clock.
+    seed: of the weights and of the order of samples. Ranks, checkpoints and logs of `scalelab.trainer.loop` are left out: they would only blur the clock.
     """
 
     def __init__(self, cfg: TrainConfig, train: Shards, seed: int = 0):
-        self.cfg = changed(cfg, {"model.vocab_size": int(train.index["vocab_size"])})
+        self.cfg = changed(cfg, {"model.vocab_size": train.vocab_size})
         self.model = Decoder(self.cfg.model, seed)
         self.optimizer = build_optimizer(self.model, self.cfg.optim)
         self.stream = Stream(train, self.cfg.data.seq_len, seed)
@@ -102,3 +105,87 @@ def train_recipe(cfg: TrainConfig, train: Shards, valid: Shards, seed: int = 0, 
         "bits_per_byte": found["bits_per_byte"], "by_domain": found["bits_per_byte_by_domain"], "cpu_seconds": run.seconds, "steps": run.done,
         "tokens": run.done * cfg.trainer.global_batch * cfg.data.seq_len, "losses": [round(x, 4) for x in run.losses[::10]],
     }
+
+# %% ../../nbs/10_lab/210_recipes.ipynb #8e616bbc
+def training_text(data: Path | None, work: Path, megabytes: float = 6.0, vocab_size: int = 4096) -> tuple[Shards, Shards]:
+    "Shards to train on and to measure on, made below `work`: groups of the documents in `data` in equal parts, or the standard library's text."
+    if data is None:
+        data = Path(work) / "text"
+        data.mkdir(parents=True, exist_ok=True)
+        write_documents(data / "stdlib.jsonl.zst", stdlib_documents(int(megabytes * 1e6)))
+    corpus = Corpus(data, Path(work), max(0.1, megabytes / 4), 60 if megabytes > 1 else 15, vocab_size)
+    return corpus.shards("mixed", corpus.mixed(megabytes)), corpus.held_out()
+
+# %% ../../nbs/10_lab/210_recipes.ipynb #f0bf6d9f
+def step_costs(configs: Mapping[str, TrainConfig], train: Shards, rounds: int = 5) -> dict[str, float]:
+    "Median CPU seconds of an update of each configuration, measured in turns; the first round does not count."
+    runs = {name: Trainer(cfg, train) for name, cfg in configs.items()}
+    found: dict[str, list[float]] = {name: [] for name in runs}
+    for k in range(rounds + 1):
+        for name, run in runs.items():
+            before = run.seconds
+            run.step()
+            if k:
+                found[name].append(run.seconds - before)
+    return {name: float(np.median(v)) for name, v in found.items()}
+
+
+def with_steps(cfg: TrainConfig, steps: int) -> TrainConfig:
+    "The recipe for another length of run: warm-up and fall of the rate keep their share of it, at least one step each where there were any."
+    def share(n: int) -> int:
+        return min(max(1, round(n * steps / cfg.trainer.steps)), max(1, steps // 2)) if n else 0
+
+    return changed(cfg, {"trainer.steps": steps, "schedule.warmup_steps": share(cfg.schedule.warmup_steps), "schedule.decay_steps": share(cfg.schedule.decay_steps)})
+
+# %% ../../nbs/10_lab/210_recipes.ipynb #21e58fec
+def crossing(times: Sequence[float], scores: Sequence[float], goal: float) -> float:
+    """The time at which falling `scores` reach `goal`, between neighbours and linear in log time.
+
+    The first time if the first score is there already (an upper bound), nan if none is.
+    """
+    points = sorted(zip(times, scores))
+    if points[0][1] <= goal:
+        return float(points[0][0])
+    for (t0, s0), (t1, s1) in zip(points, points[1:]):
+        if s1 <= goal < s0:
+            return float(t0 * (t1 / t0) ** ((s0 - goal) / (s0 - s1)))
+    return float("nan")
+
+
+def time_to_loss(
+    nano: TrainConfig, fast: TrainConfig, train: Shards, valid: Shards, seeds: Sequence[int], log: Path, fractions: Sequence[float] = (0.08, 0.14, 0.25),
+    report: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Share of the CPU seconds of `nano` that `fast` needs to end at its bits per byte, by seed, with all the runs behind it.
+
+    fractions: lengths of the runs of `fast`, as shares of the seconds of `nano`. log: finished runs (JSON lines); a stopped call goes on from there.
+    """
+    cost = step_costs({"nanogpt": nano, "fast": fast}, train)
+    lengths = {f: max(4, round(f * nano.trainer.steps * cost["nanogpt"] / cost["fast"])) for f in fractions}
+    configs = {"nanogpt": nano} | {f"fast {f:g}": with_steps(fast, n) for f, n in lengths.items()}
+    runs = run_grid({name: (lambda seed, c=c: train_recipe(c, train, valid, seed)) for name, c in configs.items()}, seeds, log, report)
+    share = {name: [runs[name][s]["steps"] * cost["fast"] / (runs["nanogpt"][s]["steps"] * cost["nanogpt"]) for s in seeds] for name in runs if name != "nanogpt"}
+    bits = {name: [runs[name][s]["bits_per_byte"] for s in seeds] for name in runs}
+    needed = [crossing([share[n][i] for n in share], [bits[n][i] for n in share], bits["nanogpt"][i]) for i in range(len(seeds))]
+    return {"seeds": list(seeds), "needed": needed, "bits_per_byte": bits, "share": share, "step_seconds": cost, "tokens": {n: r[seeds[0]]["tokens"] for n, r in runs.items()},
+            "by_domain": {n: {d: float(np.mean([r[s]["by_domain"][d] for s in seeds])) for d in r[seeds[0]]["by_domain"]} for n, r in runs.items()},
+            "cpu_seconds": {n: [r[s]["cpu_seconds"] for s in seeds] for n, r in runs.items()}}
+
+# %% ../../nbs/10_lab/210_recipes.ipynb #e28402f6
+def bench_time_to_loss(quick: bool, data: Path | None) -> list[dict]:
+    """CPU seconds that `fast` needs to the bits per byte at which `nanogpt` ends, on real text, three seeds (one with `quick`).
+
+    Finished runs are kept in `time-to-loss.jsonl` below SCALELAB_BENCH_DIR (default runs/time-to-loss), so that a stopped bench goes on.
+    """
+    torch.set_num_threads(1)
+    work = Path(os.environ.get("SCALELAB_BENCH_DIR", "runs")) / ("time-to-loss-quick" if quick else "time-to-loss")
+    train, valid = training_text(data, work, 1.5 if quick else 6.0)
+    nano = recipe("nanogpt")
+    nano = with_steps(nano, 60) if quick else nano
+    found = time_to_loss(nano, recipe("fast"), train, valid, [0] if quick else [0, 1, 2], work / "time-to-loss.jsonl")
+    atomic_write(work / "time-to-loss.json", json.dumps(found, indent=1))
+    mean, worst = float(np.mean(found["needed"])), float(np.max(found["needed"]))
+    bits = ", ".join(f"{name} {np.mean(b):.3f}" for name, b in found["bits_per_byte"].items())
+    what = f"CPU seconds of fast / nanogpt to the same bits per byte, {len(found['seeds'])} seeds"
+    return [row(what, mean, "x", f"bits per byte: {bits}", "<= 0.5, stretch 0.33", mean <= 0.5), row("the same, worst seed", worst, "x", "", "<= 0.5", worst <= 0.5),
+            row("CPU seconds of an update, fast / nanogpt", found["step_seconds"]["fast"] / found["step_seconds"]["nanogpt"], "x", "batches of the recipes, measured in turns", "report", True)]
