@@ -153,7 +153,7 @@ def crossing(times: Sequence[float], scores: Sequence[float], goal: float) -> fl
 
 
 def time_to_loss(
-    nano: TrainConfig, fast: TrainConfig, train: Shards, valid: Shards, seeds: Sequence[int], log: Path, fractions: Sequence[float] = (0.08, 0.14, 0.25),
+    nano: TrainConfig, fast: TrainConfig, train: Shards, valid: Shards, seeds: Sequence[int], log: Path, fractions: Sequence[float] = (0.1, 0.2),
     report: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Share of the CPU seconds of `nano` that `fast` needs to end at its bits per byte, by seed, with all the runs behind it.
