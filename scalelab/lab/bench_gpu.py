@@ -5,106 +5,45 @@
 # %% ../../nbs/10_lab/240_bench_gpu.ipynb #56e96dff
 from __future__ import annotations
 
-import gc
+import copy
 import math
 import os
-import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 
-from ..core.runs import JsonlWriter
 from .bench import row
+from .gpu_rows import Rows, flex_masks, flex_rows, matmul_rate, seconds_of
 from ..model.transformer import Decoder, ModelConfig, Tokens, flops_by_part, layout, parameters_by_formula
 from ..precision.memory import largest_micro_batch, memory_by_formula
 from ..precision.policy import apply_policy, autocast_for
 from ..trainer.optim import OptimConfig, build_optimizer
 
 # %% auto #0
-__all__ = ['FLEX_WINDOW', 'Rows', 'causal_flops', 'seconds_of', 'matmul_rate', 'gpu_model', 'make_step', 'training_rows',
-           'flex_masks', 'dense_mask', 'attention_error', 'flex_rows', 'bench_gpu']
+__all__ = ['FORMATS', 'WAYS', 'causal_flops', 'gpu_model', 'make_step', 'Way', 'rows_that_fit', 'memory_row', 'training_rows',
+           'gpu_rows', 'bench_gpu']
 
-# %% ../../nbs/10_lab/240_bench_gpu.ipynb #d9e206e6
-@dataclass
-class Rows:
-    """Rows of a bench, each written to `path` (JSON lines) and to stderr as it is finished.
-
-    limit_s: wall seconds of the whole bench, counted from the making of this object.
-    """
-
-    path: Path
-    limit_s: float = 450.0
-    rows: list[dict] = field(default_factory=list)
-    begin: float = field(default_factory=time.perf_counter)
-
-    def add(self, *found: dict) -> None:
-        "Keep rows and write them out."
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with JsonlWriter(self.path) as writer:
-            for one in found:
-                self.rows.append(one)
-                writer.write(one | {"seconds_since_start": round(time.perf_counter() - self.begin, 1)})
-                print(f"scalelab: {one['what']}: {one['value']:.4g} {one['unit']} ({one['peers']})", file=sys.stderr, flush=True)
-
-    def attempt(self, what: str, seconds: float, job: Callable[[], list[dict]]) -> None:
-        "Run `job` if `seconds` more are there, and add its rows; an error becomes a row that does not hold and gives its reason."
-        left = self.limit_s - (time.perf_counter() - self.begin)
-        if left < seconds:
-            self.add(row(what, math.nan, "", f"left out: {left:.0f} s of {self.limit_s:.0f} are left, it needs about {seconds:.0f}", "report", False))
-            return
-        try:
-            found = job()
-        except Exception as error:  # whatever a driver, a compiler or an allocator raises: the other rows must not be lost with it
-            found = [row(what, math.nan, "", f"failed: {type(error).__name__}: {' '.join(str(error).split())[:300]}", "report", False)]
-        self.add(*found)
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-
-# %% ../../nbs/10_lab/240_bench_gpu.ipynb #b7006356
+# %% ../../nbs/10_lab/240_bench_gpu.ipynb #57edab08
 def causal_flops(cfg: ModelConfig, seq_len: int) -> float:
     "Operations of training on one token, forward and backward, where a query sees half of the row's keys on average."
     part = flops_by_part(cfg, seq_len)
     return 3.0 * (part["total"] - part["scores"] * (seq_len - 1) / (2 * seq_len))
 
-
-def seconds_of(job: Callable[[], object], rounds: int, warmup: int = 2) -> float:
-    "Median wall seconds of `job`, with the device waited for on both sides."
-    wait = torch.cuda.synchronize if torch.cuda.is_available() else (lambda: None)
-    found = []
-    for k in range(warmup + rounds):
-        wait()
-        begin = time.perf_counter()
-        job()
-        wait()
-        if k >= warmup:
-            found.append(time.perf_counter() - begin)
-    return sorted(found)[len(found) // 2]
+# %% ../../nbs/10_lab/240_bench_gpu.ipynb #d9e206e6
+def gpu_model(name: str, quick: bool) -> ModelConfig:
+    "The model of the bench in a named layout: 1.0 B parameters as llama, 0.1 B with `quick`; rows of 2,048 tokens."
+    width, layers, heads, d_ff = (768, 10, 6, 2048) if quick else (2048, 18, 16, 5632)
+    return layout(name, d_model=width, n_layers=layers, n_heads=heads, n_kv_heads=heads, vocab_size=32768,
+                  max_seq_len=2048, **({"d_ff": d_ff} if name == "llama" else {}))
 
 
-def matmul_rate(dtype: torch.dtype, device: str, sizes: tuple = (4096, 8192), rounds: int = 10) -> float:
-    "Operations per second of the best of some square products a @ b in `dtype`."
-    best = 0.0
-    for n in sizes:
-        a, b = (torch.randn(n, n, device=device, dtype=torch.float32).to(dtype) for _ in "ab")
-        best = max(best, 2.0 * n**3 / seconds_of(lambda: a @ b, rounds))
-    return best
-
-# %% ../../nbs/10_lab/240_bench_gpu.ipynb #8f5cce69
-def gpu_model(quick: bool) -> ModelConfig:
-    "The model of the bench: 1.0 B parameters in the llama layout, 0.1 B with `quick`; rows of 2,048 tokens."
-    sizes = {"d_model": 768, "n_layers": 10, "n_heads": 6, "d_ff": 2048} if quick else {"d_model": 2048, "n_layers": 18, "n_heads": 16, "d_ff": 5632}
-    return layout("llama", **sizes, n_kv_heads=sizes["n_heads"], vocab_size=32768, max_seq_len=2048)
-
-
-def make_step(cfg: ModelConfig, policy: str, compiled: bool, rows: int, device: str) -> Callable[[], torch.Tensor]:
-    "A function that makes one training step on fixed random tokens and returns the loss in nats a token."
-    model = apply_policy(Decoder(cfg), policy, device).train()
-    optimizer = build_optimizer(model, OptimConfig(lr=1e-4))
+def make_step(model: Decoder, policy: str, compiled: bool, rows: int, device: str) -> Callable[[], torch.Tensor]:
+    "A function that makes one training step of a copy of `model` on fixed random tokens and returns nats a token."
+    model = apply_policy(copy.deepcopy(model), policy, device).train()
+    optimizer, cfg = build_optimizer(model, OptimConfig(lr=1e-4)), model.cfg
     if compiled:
         for block in model.blocks:
             block.compile()
@@ -112,7 +51,7 @@ def make_step(cfg: ModelConfig, policy: str, compiled: bool, rows: int, device: 
     ids = torch.randint(cfg.vocab_size, (rows, cfg.max_seq_len + 1), generator=draw).to(device)
     batch = Tokens(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())
 
-    def step():
+    def step() -> torch.Tensor:
         with autocast_for(policy, device):
             loss, n = model.loss(batch)
         loss = loss / n
@@ -123,135 +62,104 @@ def make_step(cfg: ModelConfig, policy: str, compiled: bool, rows: int, device: 
 
     return step
 
-# %% ../../nbs/10_lab/240_bench_gpu.ipynb #26349caa
-def _rows_that_fit(cfg: ModelConfig, policy: str, device: str, most: int = 16) -> int:
+# %% ../../nbs/10_lab/240_bench_gpu.ipynb #a081611e
+@dataclass(frozen=True)
+class Way:
+    "A way of training: its name, precision policy, compiled or not, and the share of the product rate that it should reach (0: none)."
+
+    what: str
+    policy: str
+    compiled: bool = False
+    target: float = 0.0
+
+
+def rows_that_fit(cfg: ModelConfig, policy: str, device: str, most: int = 16) -> int:
+    "The largest power of two of rows whose estimate stays within 60% of the free memory, at most `most`; 0 for none."
     free = torch.cuda.mem_get_info()[0] if device == "cuda" else 2e9
     fit = largest_micro_batch(cfg, cfg.max_seq_len, 0.6 * free, policy, device=device)
     return min(most, 2 ** int(math.log2(fit))) if fit else 0
 
 
-def training_rows(what: str, cfg: ModelConfig, policy: str, compiled: bool, rate: float, device: str, rounds: int = 6, target: float = 0.0) -> list[dict]:
-    """Rows for one way of training: tokens per second, share of `rate` (operations per second), and peak memory against the formula if not compiled.
+def memory_row(what: str, cfg: ModelConfig, rows: int, policy: str, peak: int) -> dict:
+    "Peak allocated bytes against the formula."
+    formula = memory_by_formula(cfg, rows, cfg.max_seq_len, policy, device="cuda").total
+    said = f"{peak / 1e9:.2f} GB allocated at most, {formula / 1e9:.2f} GB by formula"
+    return row(f"{what}: peak memory / formula", peak / formula, "x", said, "0.90 to 1.10", 0.9 <= peak / formula <= 1.1)
 
-    target: the share that should be reached, 0 for none. Raises what torch raises; the caller turns that into a row.
-    """
-    rows = _rows_that_fit(cfg, "bf16" if policy == "article" else policy, device)
+
+def training_rows(way: Way, model: Decoder, rate: float, device: str, rounds: int = 6) -> list[dict]:
+    """Rows for one way of training: tokens per second, share of `rate` (operations per second), and on a GPU without
+    compiled blocks peak memory against the formula. Raises what torch raises."""
+    cfg, gpu = model.cfg, device == "cuda"
+    rows = rows_that_fit(cfg, "bf16" if way.policy == "article" else way.policy, device)
     if not rows:
-        return [row(what, math.nan, "", "not one row of tokens fits into 60% of the free memory", "report", False)]
-    if device == "cuda":
+        raise RuntimeError("not one row of tokens fits into 60% of the free memory")
+    before = torch.cuda.memory_allocated() if gpu else 0
+    if gpu:
         torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated() if device == "cuda" else 0
-    step = make_step(cfg, policy, compiled, rows, device)
-    begin = time.perf_counter()
+    step, begin = make_step(model, way.policy, way.compiled, rows, device), time.perf_counter()
     loss = float(step())
     first = time.perf_counter() - begin
     seconds, tokens = seconds_of(step, rounds), rows * cfg.max_seq_len
-    share = causal_flops(cfg, cfg.max_seq_len) * tokens / seconds / rate
-    said = f"{rows} x {cfg.max_seq_len} tokens a step, {seconds * 1e3:.0f} ms, first step {first:.1f} s, loss {loss:.2f}"
-    wanted = f">= {target:.0%}" if target else "report"
-    found = [row(f"{what}: tokens/s", tokens / seconds, "tok/s", said, "report", math.isfinite(loss)),
-             row(f"{what}: MFU of the measured product rate", 100 * share, "%", f"{rate / 1e12:.0f} TFLOP/s measured in this run", wanted, math.isfinite(loss) and share >= target)]
-    if device == "cuda" and not compiled and policy in ("fp32", "bf16"):
-        peak, formula = torch.cuda.max_memory_allocated() - before, memory_by_formula(cfg, rows, cfg.max_seq_len, policy, device="cuda").total
-        found.append(row(f"{what}: peak memory / formula", peak / formula, "x", f"{peak / 1e9:.2f} GB measured, {formula / 1e9:.2f} GB by formula", "0.90 to 1.10", 0.9 <= peak / formula <= 1.1))
+    share, sane = causal_flops(cfg, cfg.max_seq_len) * tokens / seconds / rate, math.isfinite(loss)
+    said = f"{rows} x {cfg.max_seq_len} tokens a step, {seconds * 1e3:.0f} ms, the first {first:.1f} s, loss {loss:.2f}"
+    wanted, against = f">= {way.target:.0%}" if way.target else "report", f"{rate / 1e12:.0f} TFLOP/s in a plain product"
+    found = [row(f"{way.what}: tokens/s", tokens / seconds, "tok/s", said, "report", sane),
+             row(f"{way.what}: MFU", 100 * share, "%", against, wanted, sane and share >= way.target)]
+    if gpu and not way.compiled and way.policy in ("fp32", "bf16"):
+        found.append(memory_row(way.what, cfg, rows, way.policy, torch.cuda.max_memory_allocated() - before))
     return found
 
-# %% ../../nbs/10_lab/240_bench_gpu.ipynb #52b3673e
-FLEX_WINDOW = 1024
+# %% ../../nbs/10_lab/240_bench_gpu.ipynb #b7006356
+FORMATS = {"bf16": (torch.bfloat16, False), "fp16": (torch.float16, False), "fp32": (torch.float32, False), "tf32": (torch.float32, True)}
+WAYS = (
+    ("llama", Way("llama, bf16", "bf16")), ("llama", Way("llama, bf16, blocks compiled", "bf16", True, 0.5)),
+    ("llama", Way("llama, fp32", "fp32")), ("fast", Way("fast, bf16, blocks compiled", "bf16", True)),
+    ("llama", Way("llama, article", "article")), ("llama", Way("llama, article, blocks compiled", "article", True)),
+    ("llama", Way("llama, fp32, blocks compiled", "fp32", True)),
+)
 
 
-def flex_masks(window: int = FLEX_WINDOW, document: int = 1536) -> dict[str, Callable]:
-    "Mask functions (batch, head, query, key) -> bool by name; documents are `document` tokens long."
-    return {
-        "causal": lambda b, h, q, k: q >= k,
-        "window": lambda b, h, q, k: (q >= k) & (q - k < window),
-        "window and global": lambda b, h, q, k: (q >= k) & ((q - k < window) | (k < 64)),
-        "documents": lambda b, h, q, k: (q >= k) & (q // document == k // document),
-    }
+def gpu_rows(out: Rows, quick: bool, device: str = "cuda") -> None:
+    "All rows that need the device, into `out`."
+    rates: dict[str, float] = {}
+    models: dict[str, Decoder] = {}  # drawn once on the CPU: a billion normal numbers take ten seconds
 
-
-def dense_mask(mask: Callable, length: int, device: str = "cpu") -> torch.Tensor:
-    "A mask function as a boolean table [length, length]."
-    at = torch.arange(length, device=device)
-    return mask(0, 0, at[:, None], at[None, :])
-
-
-def attention_error(kernel: Callable, mask: Callable, length: int, device: str, dtype: torch.dtype) -> float:
-    "Largest difference, relative to the largest value, of output and three gradients between `kernel(q, k, v)` in `dtype` and dense attention in fp32."
-    draw = torch.Generator().manual_seed(0)
-    q, k, v, g = (torch.randn(1, 2, length, 64, generator=draw).to(device, dtype) for _ in "qkvg")
-    table, worst, got = dense_mask(mask, length, device), 0.0, []
-    for f, kind in ((kernel, dtype), (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=table), torch.float32)):
-        inputs = [t.to(kind).requires_grad_() for t in (q, k, v)]
-        out = f(*inputs)
-        got.append([out, *torch.autograd.grad(out, inputs, g.to(kind))])
-    for ours, exact in zip(*got):
-        worst = max(worst, float((ours.float() - exact).abs().max() / exact.abs().max()))
-    return worst
-
-# %% ../../nbs/10_lab/240_bench_gpu.ipynb #670a9ab1
-def flex_rows(name: str, mask: Callable, length: int, device: str = "cuda") -> list[dict]:
-    "Rows for one FlexAttention mask on a GPU: agreement with dense attention, and time forward and backward against causal SDPA at `length`."
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-    torch.compiler.reset()  # a compiled function keeps only so many graphs, and every mask is one more
-    flex = torch.compile(flex_attention, dynamic=False)
-
-    def kernel(block):
-        return lambda q, k, v: flex(q, k, v, block_mask=block)
-
-    short = create_block_mask(mask, None, None, 2048, 2048, device=device)
-    error = attention_error(kernel(short), mask, 2048, device, torch.bfloat16)
-    found = [row(f"flex {name}: largest relative difference, bf16, forward and backward", error, "", "dense SDPA in fp32, 2,048 tokens", "<= 0.03", error <= 0.03)]
-    q, k, v, g = (torch.randn(1, 16, length, 128, device=device, dtype=torch.bfloat16, requires_grad=i < 3) for i in range(4))
-    block = create_block_mask(mask, None, None, length, length, device=device)
-
-    def both(f):
-        return lambda: torch.autograd.grad(f(q, k, v), (q, k, v), g)
-
-    ours = seconds_of(both(kernel(block)), 10, 3)
-    base = seconds_of(both(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True)), 10, 3)
-    return [*found, row(f"flex {name}: time / causal SDPA at {length:,}", ours / base, "x", f"{ours * 1e3:.2f} ms against {base * 1e3:.2f} ms, 16 heads of 128, forward and backward", "report", True)]
-
-# %% ../../nbs/10_lab/240_bench_gpu.ipynb #610200f5
-def _gpu_rows(out: Rows, quick: bool) -> None:
-    cfg, rates, device = gpu_model(quick), {}, "cuda"
-
-    def rate(name: str, dtype: torch.dtype, tf32: bool):
-        torch.backends.cuda.matmul.allow_tf32 = tf32
-        try:
-            rates[name] = matmul_rate(dtype, device)
-        finally:
-            torch.backends.cuda.matmul.allow_tf32 = False
+    def product(name: str) -> list[dict]:
+        dtype, tf32 = FORMATS[name]
+        rates[name] = matmul_rate(dtype, device, tf32)
         return [row(f"matrix product, {name}", rates[name] / 1e12, "TFLOP/s", "best of 4,096 and 8,192 squared", "report", True)]
 
-    for name, dtype, tf32 in (("bf16", torch.bfloat16, False), ("fp16", torch.float16, False), ("fp32", torch.float32, False), ("tf32", torch.float32, True)):
-        out.attempt(f"matrix product, {name}", 10, lambda: rate(name, dtype, tf32))
-    plans = [("llama, bf16", cfg, "bf16", False, 0.0), ("llama, bf16, blocks compiled", cfg, "bf16", True, 0.5), ("llama, fp32", cfg, "fp32", False, 0.0)]
-    fast = layout("fast", **{k: getattr(cfg, k) for k in ("d_model", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "max_seq_len")})
-    plans += [("fast, bf16, blocks compiled", fast, "bf16", True, 0.0), ("llama, article", cfg, "article", False, 0.0), ("llama, article, blocks compiled", cfg, "article", True, 0.0),
-              ("llama, fp32, blocks compiled", cfg, "fp32", True, 0.0)]
-    for what, shape, policy, compiled, target in plans:
-        kind = "fp16" if policy == "article" else policy
-        out.attempt(what, 60 if compiled else 30, lambda: training_rows(what, shape, policy, compiled, rates[kind], device, 3 if kind == "fp32" else 6, 0.0 if quick else target))
+    def train(name: str, way: Way) -> list[dict]:
+        if name not in models:
+            models.clear()
+            models[name] = Decoder(gpu_model(name, quick))
+        kind = "fp16" if way.policy == "article" else way.policy
         torch.compiler.reset()
+        return training_rows(way, models[name], rates[kind], device, 3 if kind == "fp32" else 6)
+
+    for name in FORMATS:
+        out.attempt(f"matrix product, {name}", 10, lambda name=name: product(name))
+    for name, way in WAYS:
+        way = Way(way.what, way.policy, way.compiled, 0.0 if quick else way.target)
+        out.attempt(way.what, 60 if way.compiled else 30, lambda name=name, way=way: train(name, way))
     for name, mask in flex_masks().items():
-        out.attempt(f"flex {name}", 40, lambda: flex_rows(name, mask, 4096 if quick else 16384))
+        out.attempt(f"flex {name}", 40, lambda name=name, mask=mask: flex_rows(name, mask, 4096 if quick else 16384))
 
 
-def bench_gpu(quick: bool, data: Path | None = None) -> list[dict]:
-    """One GPU: matrix products, training a 1 B model in three formats with and without compiled blocks, memory against the formula, FlexAttention.
+def bench_gpu(quick: bool, data: Path | None) -> list[dict]:
+    """One GPU: matrix products, training a 1 B model in three formats with and without compiled blocks, memory against
+    the formula, FlexAttention. Under 8 minutes.
 
-    Rows are also appended to `bench-gpu.jsonl` in SCALELAB_BENCH_DIR (default runs/) as they finish. Takes under 8 minutes.
+    Rows are also appended to `bench-gpu.jsonl` in SCALELAB_BENCH_DIR (default runs/) as they finish.
     """
     if not torch.cuda.is_available():
-        return [row("gpu", math.nan, "", "skipped: torch sees no GPU on this machine; nothing was measured", "needs one GPU", False)]
-    found = tuple(int(x) for x in torch.__version__.split("+")[0].split(".")[:2])
-    if found < (2, 11):
-        return [row("gpu", math.nan, "", f"skipped: torch {torch.__version__} is installed, the bench needs 2.11 or later", "torch >= 2.11", False)]
+        return [row("gpu", math.nan, "", "skipped: torch sees no GPU on this machine; nothing was measured", "one GPU", False)]
+    if tuple(int(x) for x in torch.__version__.split("+")[0].split(".")[:2]) < (2, 11):
+        return [row("gpu", math.nan, "", f"skipped: torch {torch.__version__} is older than 2.11", "torch >= 2.11", False)]
     out = Rows(Path(os.environ.get("SCALELAB_BENCH_DIR", "runs")) / "bench-gpu.jsonl", 150.0 if quick else 450.0)
     card = torch.cuda.get_device_properties(0)
     out.add(row("gpu", card.total_memory / 1e9, "GB", f"{card.name}, torch {torch.__version__}", "report", True))
-    _gpu_rows(out, quick)
-    out.add(row("whole bench", time.perf_counter() - out.begin, "s", "", "< 480", time.perf_counter() - out.begin < 480))
+    gpu_rows(out, quick)
+    out.add(row("whole bench", out.seconds, "s", "", "< 480", out.seconds < 480))
     return out.rows
