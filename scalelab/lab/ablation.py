@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..core.config import UsageError, atomic_write
 from ..data.shards import Shards
-from .recipes import changed, recipe, step_costs, train_recipe, training_text, with_steps
+from .recipes import changed, recipe, step_costs, train_recipe, with_steps
 from .runner import paired, pick, run_grid
 from ..trainer.settings import TrainConfig
 
@@ -29,47 +29,88 @@ class Ingredient:
 
 
 INGREDIENTS: dict[str, Ingredient] = {
-    "Muon": Ingredient({"optim.kind": "adamw", "optim.embedding_scale": 1.0, "optim.lr": 6e-3, "optim.weight_decay": 0.1, "optim.clip": 1.0},
-                       {"optim.kind": "muon", "optim.embedding_scale": 3.0, "optim.lr": 1e-2, "optim.weight_decay": 0.0, "optim.clip": 0.0}),
-    "trapezoid to zero": Ingredient({"schedule.kind": "cosine", "schedule.min_ratio": 0.1}, {"schedule.kind": "wsd", "schedule.min_ratio": 0.0}),
+    "Muon": Ingredient(
+        {
+            "optim.kind": "adamw",
+            "optim.embedding_scale": 1.0,
+            "optim.lr": 6e-3,
+            "optim.weight_decay": 0.1,
+            "optim.clip": 1.0,
+        },
+        {
+            "optim.kind": "muon",
+            "optim.embedding_scale": 3.0,
+            "optim.lr": 1e-2,
+            "optim.weight_decay": 0.0,
+            "optim.clip": 0.0,
+        },
+    ),
+    "trapezoid to zero": Ingredient(
+        {"schedule.kind": "cosine", "schedule.min_ratio": 0.1}, {"schedule.kind": "wsd", "schedule.min_ratio": 0.0}
+    ),
     "rotary positions": Ingredient({"model.positions": "learned"}, {"model.positions": "rope"}),
-    "RMS norms, also of the embedding": Ingredient({"model.norm": "layer", "model.embed_norm": False}, {"model.norm": "plain", "model.embed_norm": True}),
+    "RMS norms, also of the embedding": Ingredient(
+        {"model.norm": "layer", "model.embed_norm": False}, {"model.norm": "plain", "model.embed_norm": True}
+    ),
     "squared ReLU": Ingredient({"model.mlp": "gelu"}, {"model.mlp": "relu2"}),
     "QK-norm": Ingredient({"model.qk_norm": "none"}, {"model.qk_norm": "plain"}),
-    "zero init and a head of its own": Ingredient({"model.zero_init": False, "model.tie_embeddings": True}, {"model.zero_init": True, "model.tie_embeddings": False}),
+    "zero init and a head of its own": Ingredient(
+        {"model.zero_init": False, "model.tie_embeddings": True},
+        {"model.zero_init": True, "model.tie_embeddings": False},
+    ),
     "value embeddings": Ingredient({"model.value_embeddings": False}, {"model.value_embeddings": True}),
     "input skips": Ingredient({"model.input_skips": False}, {"model.input_skips": True}),
 }
 
-
+# %% ../../nbs/10_lab/220_ablation.ipynb #876b3c46
 def arms(direction: str) -> dict[str, TrainConfig]:
-    "Configurations by name: `fast` and each `fast` without one ingredient (`remove`), or `nanogpt` and each `nanogpt` with one (`add`)."
+    """Configurations by name: `fast` and each `fast` without one ingredient (`remove`), or `nanogpt` and each
+    `nanogpt` with one (`add`)."""
     if direction not in ("remove", "add"):
         raise UsageError(f"ablation: direction {direction!r} is not one of remove, add")
     base = recipe("fast" if direction == "remove" else "nanogpt")
-    return {"base": base} | {name: changed(base, one.without if direction == "remove" else one.with_it) for name, one in INGREDIENTS.items()}
+    return {"base": base} | {
+        name: changed(base, one.without if direction == "remove" else one.with_it) for name, one in INGREDIENTS.items()
+    }
 
 # %% ../../nbs/10_lab/220_ablation.ipynb #92bb14c2
 def ablate(
-    configs: Mapping[str, TrainConfig], train: Shards, valid: Shards, seeds: Sequence[int], log: Path, steps: int, report: Callable[[str], None] = lambda text: None,
+    configs: Mapping[str, TrainConfig],
+    train: Shards,
+    valid: Shards,
+    seeds: Sequence[int],
+    log: Path,
+    steps: int,
+    report: Callable[[str], None] = lambda text: None,
 ) -> dict[str, object]:
-    """Bits per byte of every arm after the CPU seconds that `base` needs for `steps` updates, and the paired differences to it.
+    """Bits per byte of every arm after the CPU seconds that `base` needs for `steps` updates, and the paired
+    differences to it.
 
-    log: finished runs (JSON lines, with a file of the costs beside it); a stopped call goes on from there with the same costs.
+    log: finished runs (JSON lines, with a file of the costs beside it); a stopped call goes on from there with the
+    same costs.
     """
     costs = Path(log).with_suffix(".costs.json")
     if not costs.exists():
         atomic_write(costs, json.dumps(step_costs(configs, train)))
     cost = json.loads(costs.read_text())
     lengths = {name: max(4, round(steps * cost["base"] / cost[name])) for name in configs}
-    jobs = {name: (lambda seed, c=with_steps(c, lengths[name]): train_recipe(c, train, valid, seed)) for name, c in configs.items()}
+    jobs = {
+        name: (lambda seed, c=with_steps(c, lengths[name]): train_recipe(c, train, valid, seed))
+        for name, c in configs.items()
+    }
     runs = run_grid(jobs, seeds, log, report)
     bits = {name: pick(r, "bits_per_byte") for name, r in runs.items()}
     found = {name: paired(bits["base"], b) for name, b in bits.items() if name != "base" and len(b) > 1}
-    return {"steps": lengths, "step_seconds": cost, "bits_per_byte": {n: list(b.values()) for n, b in bits.items()}, "tokens": {n: next(iter(r.values()))["tokens"] for n, r in runs.items()},
-            "difference": {n: [d.mean, d.low, d.high] for n, d in found.items()}, "seeds": list(seeds)}
+    return {
+        "steps": lengths,
+        "step_seconds": cost,
+        "bits_per_byte": {n: list(b.values()) for n, b in bits.items()},
+        "tokens": {n: next(iter(r.values()))["tokens"] for n, r in runs.items()},
+        "difference": {n: [d.mean, d.low, d.high] for n, d in found.items()},
+        "seeds": list(seeds),
+    }
 
-
+# %% ../../nbs/10_lab/220_ablation.ipynb #c8b0d601
 def ablation_figure(found: Mapping[str, Mapping], titles: Mapping[str, str]):
     "A matplotlib figure: for each direction one panel with the mean difference and the interval of every ingredient."
     import matplotlib.pyplot as plt
@@ -77,7 +118,9 @@ def ablation_figure(found: Mapping[str, Mapping], titles: Mapping[str, str]):
     from scalelab.core.plotting import COLORS
 
     names = list(next(iter(found.values()))["difference"])
-    fig, axes = plt.subplots(1, len(found), figsize=(3.1 * len(found) + 1.6, 0.8 + 0.22 * len(names)), sharey=True, squeeze=False)
+    fig, axes = plt.subplots(
+        1, len(found), figsize=(3.1 * len(found) + 1.6, 0.8 + 0.22 * len(names)), sharey=True, squeeze=False
+    )
     for ax, (direction, one) in zip(axes[0], found.items()):
         for y, name in enumerate(names):
             mean, low, high = one["difference"].get(name, (float("nan"),) * 3)

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from .bench import row
-from .gpu_rows import Rows, flex_masks, flex_rows, matmul_rate, seconds_of
+from .gpu_rows import Rows, attempt, flex_masks, flex_rows, matmul_rate, seconds_of
 from ..model.transformer import Decoder, ModelConfig, Tokens, flops_by_part, layout, parameters_by_formula
 from ..precision.memory import largest_micro_batch, memory_by_formula
 from ..precision.policy import apply_policy, autocast_for
@@ -36,8 +36,16 @@ def causal_flops(cfg: ModelConfig, seq_len: int) -> float:
 def gpu_model(name: str, quick: bool) -> ModelConfig:
     "The model of the bench in a named layout: 1.0 B parameters as llama, 0.1 B with `quick`; rows of 2,048 tokens."
     width, layers, heads, d_ff = (768, 10, 6, 2048) if quick else (2048, 18, 16, 5632)
-    return layout(name, d_model=width, n_layers=layers, n_heads=heads, n_kv_heads=heads, vocab_size=32768,
-                  max_seq_len=2048, **({"d_ff": d_ff} if name == "llama" else {}))
+    return layout(
+        name,
+        d_model=width,
+        n_layers=layers,
+        n_heads=heads,
+        n_kv_heads=heads,
+        vocab_size=32768,
+        max_seq_len=2048,
+        **({"d_ff": d_ff} if name == "llama" else {}),
+    )
 
 
 def make_step(model: Decoder, policy: str, compiled: bool, rows: int, device: str) -> Callable[[], torch.Tensor]:
@@ -65,7 +73,8 @@ def make_step(model: Decoder, policy: str, compiled: bool, rows: int, device: st
 # %% ../../nbs/10_lab/240_bench_gpu.ipynb #a081611e
 @dataclass(frozen=True)
 class Way:
-    "A way of training: its name, precision policy, compiled or not, and the share of the product rate that it should reach (0: none)."
+    """A way of training: its name, precision policy, compiled or not, and the share of the product rate that it
+    should reach (0: none)."""
 
     what: str
     policy: str
@@ -84,9 +93,11 @@ def memory_row(what: str, cfg: ModelConfig, rows: int, policy: str, peak: int) -
     "Peak allocated bytes against the formula."
     formula = memory_by_formula(cfg, rows, cfg.max_seq_len, policy, device="cuda").total
     said = f"{peak / 1e9:.2f} GB allocated at most, {formula / 1e9:.2f} GB by formula"
-    return row(f"{what}: peak memory / formula", peak / formula, "x", said, "0.90 to 1.10", 0.9 <= peak / formula <= 1.1)
+    return row(
+        f"{what}: peak memory / formula", peak / formula, "x", said, "0.90 to 1.10", 0.9 <= peak / formula <= 1.1
+    )
 
-
+# %% ../../nbs/10_lab/240_bench_gpu.ipynb #7b38ad28
 def training_rows(way: Way, model: Decoder, rate: float, device: str, rounds: int = 6) -> list[dict]:
     """Rows for one way of training: tokens per second, share of `rate` (operations per second), and on a GPU without
     compiled blocks peak memory against the formula. Raises what torch raises."""
@@ -103,23 +114,36 @@ def training_rows(way: Way, model: Decoder, rate: float, device: str, rounds: in
     seconds, tokens = seconds_of(step, rounds), rows * cfg.max_seq_len
     share, sane = causal_flops(cfg, cfg.max_seq_len) * tokens / seconds / rate, math.isfinite(loss)
     said = f"{rows} x {cfg.max_seq_len} tokens a step, {seconds * 1e3:.0f} ms, the first {first:.1f} s, loss {loss:.2f}"
-    wanted, against = f">= {way.target:.0%}" if way.target else "report", f"{rate / 1e12:.0f} TFLOP/s in a plain product"
-    found = [row(f"{way.what}: tokens/s", tokens / seconds, "tok/s", said, "report", sane),
-             row(f"{way.what}: MFU", 100 * share, "%", against, wanted, sane and share >= way.target)]
+    wanted, against = (
+        f">= {way.target:.0%}" if way.target else "report",
+        f"{rate / 1e12:.0f} TFLOP/s in a plain product",
+    )
+    found = [
+        row(f"{way.what}: tokens/s", tokens / seconds, "tok/s", said, "report", sane),
+        row(f"{way.what}: MFU", 100 * share, "%", against, wanted, sane and share >= way.target),
+    ]
     if gpu and not way.compiled and way.policy in ("fp32", "bf16"):
         found.append(memory_row(way.what, cfg, rows, way.policy, torch.cuda.max_memory_allocated() - before))
     return found
 
 # %% ../../nbs/10_lab/240_bench_gpu.ipynb #b7006356
-FORMATS = {"bf16": (torch.bfloat16, False), "fp16": (torch.float16, False), "fp32": (torch.float32, False), "tf32": (torch.float32, True)}
+FORMATS = {
+    "bf16": (torch.bfloat16, False),
+    "fp16": (torch.float16, False),
+    "fp32": (torch.float32, False),
+    "tf32": (torch.float32, True),
+}
 WAYS = (
-    ("llama", Way("llama, bf16", "bf16")), ("llama", Way("llama, bf16, blocks compiled", "bf16", True, 0.5)),
-    ("llama", Way("llama, fp32", "fp32")), ("fast", Way("fast, bf16, blocks compiled", "bf16", True)),
-    ("llama", Way("llama, article", "article")), ("llama", Way("llama, article, blocks compiled", "article", True)),
+    ("llama", Way("llama, bf16", "bf16")),
+    ("llama", Way("llama, bf16, blocks compiled", "bf16", True, 0.5)),
+    ("llama", Way("llama, fp32", "fp32")),
+    ("fast", Way("fast, bf16, blocks compiled", "bf16", True)),
+    ("llama", Way("llama, article", "article")),
+    ("llama", Way("llama, article, blocks compiled", "article", True)),
     ("llama", Way("llama, fp32, blocks compiled", "fp32", True)),
 )
 
-
+# %% ../../nbs/10_lab/240_bench_gpu.ipynb #67d57bf2
 def gpu_rows(out: Rows, quick: bool, device: str = "cuda") -> None:
     "All rows that need the device, into `out`."
     rates: dict[str, float] = {}
@@ -128,25 +152,36 @@ def gpu_rows(out: Rows, quick: bool, device: str = "cuda") -> None:
     def product(name: str) -> list[dict]:
         dtype, tf32 = FORMATS[name]
         rates[name] = matmul_rate(dtype, device, tf32)
-        return [row(f"matrix product, {name}", rates[name] / 1e12, "TFLOP/s", "best of 4,096 and 8,192 squared", "report", True)]
+        return [
+            row(
+                f"matrix product, {name}",
+                rates[name] / 1e12,
+                "TFLOP/s",
+                "best of 4,096 and 8,192 squared",
+                "report",
+                True,
+            )
+        ]
 
     def train(name: str, way: Way) -> list[dict]:
         if name not in models:
             models.clear()
             models[name] = Decoder(gpu_model(name, quick))
         kind = "fp16" if way.policy == "article" else way.policy
+        if kind not in rates:
+            raise RuntimeError(f"the {kind} product that it is compared with was not measured")
         torch.compiler.reset()
         return training_rows(way, models[name], rates[kind], device, 3 if kind == "fp32" else 6)
 
     for name in FORMATS:
-        out.attempt(f"matrix product, {name}", 10, lambda name=name: product(name))
+        attempt(out, f"matrix product, {name}", 10, lambda name=name: product(name))
     for name, way in WAYS:
         way = Way(way.what, way.policy, way.compiled, 0.0 if quick else way.target)
-        out.attempt(way.what, 60 if way.compiled else 30, lambda name=name, way=way: train(name, way))
+        attempt(out, way.what, 60 if way.compiled else 30, lambda name=name, way=way: train(name, way))
     for name, mask in flex_masks().items():
-        out.attempt(f"flex {name}", 40, lambda name=name, mask=mask: flex_rows(name, mask, 4096 if quick else 16384))
+        attempt(out, f"flex {name}", 40, lambda name=name, mask=mask: flex_rows(name, mask, 4096 if quick else 16384))
 
-
+# %% ../../nbs/10_lab/240_bench_gpu.ipynb #8288c15e
 def bench_gpu(quick: bool, data: Path | None) -> list[dict]:
     """One GPU: matrix products, training a 1 B model in three formats with and without compiled blocks, memory against
     the formula, FlexAttention. Under 8 minutes.
@@ -154,9 +189,20 @@ def bench_gpu(quick: bool, data: Path | None) -> list[dict]:
     Rows are also appended to `bench-gpu.jsonl` in SCALELAB_BENCH_DIR (default runs/) as they finish.
     """
     if not torch.cuda.is_available():
-        return [row("gpu", math.nan, "", "skipped: torch sees no GPU on this machine; nothing was measured", "one GPU", False)]
+        return [
+            row(
+                "gpu",
+                math.nan,
+                "",
+                "skipped: torch sees no GPU on this machine; nothing was measured",
+                "one GPU",
+                False,
+            )
+        ]
     if tuple(int(x) for x in torch.__version__.split("+")[0].split(".")[:2]) < (2, 11):
-        return [row("gpu", math.nan, "", f"skipped: torch {torch.__version__} is older than 2.11", "torch >= 2.11", False)]
+        return [
+            row("gpu", math.nan, "", f"skipped: torch {torch.__version__} is older than 2.11", "torch >= 2.11", False)
+        ]
     out = Rows(Path(os.environ.get("SCALELAB_BENCH_DIR", "runs")) / "bench-gpu.jsonl", 150.0 if quick else 450.0)
     card = torch.cuda.get_device_properties(0)
     out.add(row("gpu", card.total_memory / 1e9, "GB", f"{card.name}, torch {torch.__version__}", "report", True))

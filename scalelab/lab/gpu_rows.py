@@ -21,8 +21,8 @@ from ..core.runs import JsonlWriter
 from .bench import row
 
 # %% auto #0
-__all__ = ['FLEX_WINDOW', 'Rows', 'seconds_of', 'matmul_rate', 'flex_masks', 'causal_sdpa', 'dense_mask', 'attention_error',
-           'flex_rows']
+__all__ = ['FLEX_WINDOW', 'Rows', 'attempt', 'seconds_of', 'matmul_rate', 'flex_masks', 'causal_sdpa', 'dense_mask',
+           'attention_error', 'flex_rows']
 
 # %% ../../nbs/10_lab/238_gpu_rows.ipynb #5e0468ea
 @dataclass
@@ -37,53 +37,38 @@ class Rows:
     rows: list[dict] = field(default_factory=list)
     begin: float = field(default_factory=time.perf_counter)
 
+    @property
+    def seconds(self) -> float:
+        "Wall seconds so far."
+        return time.perf_counter() - self.begin
+
     def add(self, *found: dict) -> None:
         "Keep rows and write them out."
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with JsonlWriter(self.path) as writer:
             for one in found:
                 self.rows.append(one)
-                writer.write(one | {"seconds_since_start": round(time.perf_counter() - self.begin, 1)})
-                print(
-                    f"scalelab: {one['what']}: {one['value']:.4g} {one['unit']} ({one['peers']})",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                writer.write(one | {"seconds_since_start": round(self.seconds, 1)})
+                said = f"{one['what']}: {one['value']:.4g} {one['unit']} ({one['peers']})"
+                print(f"scalelab: {said}", file=sys.stderr, flush=True)
 
-    def attempt(self, what: str, seconds: float, job: Callable[[], list[dict]]) -> None:
-        "Run `job` if `seconds` more are there, and add its rows; an error becomes a row that does not hold and gives its reason."
-        left = self.limit_s - (time.perf_counter() - self.begin)
-        if left < seconds:
-            self.add(
-                row(
-                    what,
-                    math.nan,
-                    "",
-                    f"left out: {left:.0f} s of {self.limit_s:.0f} are left, it needs about {seconds:.0f}",
-                    "report",
-                    False,
-                )
-            )
-            return
+
+def attempt(out: Rows, what: str, seconds: float, job: Callable[[], list[dict]]) -> None:
+    """Run `job` if `seconds` more are there, and add its rows; an error becomes a row that does not hold and gives its
+    reason. What the job held on the device is given back."""
+    left, why = out.limit_s - out.seconds, ""
+    if left < seconds:
+        why = f"left out: {left:.0f} s are left, it needs about {seconds:.0f}"
+    else:
         try:
-            found = job()
-        except (
-            Exception
-        ) as error:  # whatever a driver, a compiler or an allocator raises: the other rows must not be lost with it
-            found = [
-                row(
-                    what,
-                    math.nan,
-                    "",
-                    f"failed: {type(error).__name__}: {' '.join(str(error).split())[:300]}",
-                    "report",
-                    False,
-                )
-            ]
-        self.add(*found)
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+            out.add(*job())
+        except Exception as error:  # a driver, a compiler, an allocator: the other rows must not be lost with this one
+            why = f"failed: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    if why:
+        out.add(row(what, math.nan, "", why, "report", False))
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 # %% ../../nbs/10_lab/238_gpu_rows.ipynb #452a0506
 def seconds_of(job: Callable[[], object], rounds: int, warmup: int = 2) -> float:
@@ -100,7 +85,9 @@ def seconds_of(job: Callable[[], object], rounds: int, warmup: int = 2) -> float
     return sorted(found)[len(found) // 2]
 
 
-def matmul_rate(dtype: torch.dtype, device: str, tf32: bool = False, sizes: tuple = (4096, 8192), rounds: int = 10) -> float:
+def matmul_rate(
+    dtype: torch.dtype, device: str, tf32: bool = False, sizes: tuple = (4096, 8192), rounds: int = 10
+) -> float:
     "Operations per second of the best of some square products a @ b in `dtype`; tf32: let fp32 products use it."
     best, before = 0.0, torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
@@ -176,5 +163,7 @@ def flex_rows(name: str, mask: Callable, length: int, device: str = "cuda") -> l
     ours, base = (seconds_of(both(f), 10, 3) for f in (kernel(length), causal_sdpa))
     said = f"{ours * 1e3:.2f} ms against {base * 1e3:.2f} ms, 16 heads of 128, forward and backward"
     what = f"flex {name}: largest relative difference, bf16, forward and backward"
-    return [row(what, error, "", "dense SDPA in fp32, 2,048 tokens", "<= 0.03", error <= 0.03),
-            row(f"flex {name}: time / causal SDPA at {length:,}", ours / base, "x", said, "report", True)]
+    return [
+        row(what, error, "", "dense SDPA in fp32, 2,048 tokens", "<= 0.03", error <= 0.03),
+        row(f"flex {name}: time / causal SDPA at {length:,}", ours / base, "x", said, "report", True),
+    ]

@@ -36,7 +36,8 @@ __all__ = ['recipe', 'changed', 'Trainer', 'train_recipe', 'training_text', 'ste
 
 # %% ../../nbs/10_lab/210_recipes.ipynb #150098b6
 def recipe(name: str) -> TrainConfig:
-    "A recipe of `scalelab/recipes/model` by name, as `scalelab train --config model/NAME` reads it; UsageError for an unknown name."
+    """A recipe of `scalelab/recipes/model` by name, as `scalelab train --config model/NAME` reads it; UsageError for
+    an unknown name."""
     known = sorted(p.stem for p in (recipe_dir() / "model").glob("*.yaml"))
     if name not in known:
         raise UsageError(f"recipe {name!r}: not one of {', '.join(known)}{did_you_mean(name, known)}")
@@ -44,7 +45,8 @@ def recipe(name: str) -> TrainConfig:
 
 
 def changed(cfg: TrainConfig, changes: Mapping[str, Any]) -> TrainConfig:
-    """A copy with some keys changed, `changed(cfg, {"optim.lr": 1e-3})`, checked as `scalelab train` checks it. A new global batch is pushed through in one piece.
+    """A copy with some keys changed, `changed(cfg, {"optim.lr": 1e-3})`, checked as `scalelab train` checks it. A new
+    global batch is pushed through in one piece.
 
     Raises UsageError for an unknown key and for a combination that can't be trained.
     """
@@ -53,20 +55,26 @@ def changed(cfg: TrainConfig, changes: Mapping[str, Any]) -> TrainConfig:
         changes = {"trainer.micro_batch": changes["trainer.global_batch"]} | dict(changes)
     for key, value in changes.items():
         group, _, last = key.partition(".")
-        known = [f"{g}.{f.name}" for g in ("model", "data", "trainer", "optim", "schedule") for f in fields(getattr(cfg, g))]
+        known = [
+            f"{g}.{f.name}" for g in ("model", "data", "trainer", "optim", "schedule") for f in fields(getattr(cfg, g))
+        ]
         if key not in known:
             raise UsageError(f"recipe: unknown key {key!r}{did_you_mean(key, known)}")
         groups.setdefault(group, {})[last] = value
     cfg = replace(cfg, **{g: replace(getattr(cfg, g), **values) for g, values in groups.items()})
-    replace(cfg.model, vocab_size=cfg.model.vocab_size or 2).validate()  # 0 is filled in by the shards; the shape is checked now
+    replace(
+        cfg.model, vocab_size=cfg.model.vocab_size or 2
+    ).validate()  # 0 is filled in by the shards; the shape is checked now
     validate(cfg)
     return cfg
 
 # %% ../../nbs/10_lab/210_recipes.ipynb #cb91540b
 class Trainer:
-    """A model on its way through a recipe: `step()` makes one update and counts the CPU seconds of this process that it took.
+    """A model on its way through a recipe: `step()` makes one update and counts the CPU seconds of this process that
+    it took.
 
-    seed: of the weights and of the order of samples. Ranks, checkpoints and logs of `scalelab.trainer.loop` are left out: they would only blur the clock.
+    seed: of the weights and of the order of samples. Ranks, checkpoints and logs of `scalelab.trainer.loop` are left
+    out: they would only blur the clock.
     """
 
     def __init__(self, cfg: TrainConfig, train: Shards, seed: int = 0):
@@ -82,7 +90,9 @@ class Trainer:
         loss, n = self.model.loss(self.stream.batch(self.done * rows, rows))
         (loss / n).backward()
         if cfg.optim.clip:
-            clip_gradients(self.model.parameters(), global_norm([p.grad for p in self.model.parameters()]), cfg.optim.clip)
+            clip_gradients(
+                self.model.parameters(), global_norm([p.grad for p in self.model.parameters()]), cfg.optim.clip
+            )
         self.done += 1
         set_rate(self.optimizer, cfg.optim.lr * lr_ratio(self.done, cfg.trainer.steps, cfg.schedule))
         self.optimizer.step()
@@ -91,24 +101,33 @@ class Trainer:
         self.seconds += time.process_time() - begin
         return self.losses[-1]
 
-
+# %% ../../nbs/10_lab/210_recipes.ipynb #1a93a685
 def train_recipe(cfg: TrainConfig, train: Shards, valid: Shards, seed: int = 0, eval_rows: int = 160) -> dict[str, Any]:
-    """Train by a recipe and measure it once, at the end: bits per byte of `valid`, CPU seconds of the updates alone, tokens, every tenth loss.
+    """Train by a recipe and measure it once, at the end: bits per byte of `valid`, CPU seconds of the updates alone,
+    tokens, every tenth loss.
 
-    eval_rows: rows of `valid`, spread evenly and the same for everyone, that are read (0: all); the measuring would else take as long as a short training.
+    eval_rows: rows of `valid`, spread evenly and the same for everyone, that are read (0: all); the measuring would
+    else take as long as a short training.
     """
     run = Trainer(cfg, train, seed)
     for _ in progress(range(cfg.trainer.steps), desc="train", unit="step"):
         run.step()
     found = evaluate(run.model, valid, cfg.data.seq_len, max_rows=eval_rows)
     return {
-        "bits_per_byte": found["bits_per_byte"], "by_domain": found["bits_per_byte_by_domain"], "cpu_seconds": run.seconds, "steps": run.done,
-        "tokens": run.done * cfg.trainer.global_batch * cfg.data.seq_len, "losses": [round(x, 4) for x in run.losses[::10]],
+        "bits_per_byte": found["bits_per_byte"],
+        "by_domain": found["bits_per_byte_by_domain"],
+        "cpu_seconds": run.seconds,
+        "steps": run.done,
+        "tokens": run.done * cfg.trainer.global_batch * cfg.data.seq_len,
+        "losses": [round(x, 4) for x in run.losses[::10]],
     }
 
 # %% ../../nbs/10_lab/210_recipes.ipynb #8e616bbc
-def training_text(data: Path | None, work: Path, megabytes: float = 6.0, vocab_size: int = 4096) -> tuple[Shards, Shards]:
-    "Shards to train on and to measure on, made below `work`: groups of the documents in `data` in equal parts, or the standard library's text."
+def training_text(
+    data: Path | None, work: Path, megabytes: float = 6.0, vocab_size: int = 4096
+) -> tuple[Shards, Shards]:
+    """Shards to train on and to measure on, made below `work`: groups of the documents in `data` in equal parts, or
+    the standard library's text."""
     if data is None:
         data = Path(work) / "text"
         data.mkdir(parents=True, exist_ok=True)
@@ -131,11 +150,20 @@ def step_costs(configs: Mapping[str, TrainConfig], train: Shards, rounds: int = 
 
 
 def with_steps(cfg: TrainConfig, steps: int) -> TrainConfig:
-    "The recipe for another length of run: warm-up and fall of the rate keep their share of it, at least one step each where there were any."
+    """The recipe for another length of run: warm-up and fall of the rate keep their share of it, at least one step
+    each where there were any."""
+
     def share(n: int) -> int:
         return min(max(1, round(n * steps / cfg.trainer.steps)), max(1, steps // 2)) if n else 0
 
-    return changed(cfg, {"trainer.steps": steps, "schedule.warmup_steps": share(cfg.schedule.warmup_steps), "schedule.decay_steps": share(cfg.schedule.decay_steps)})
+    return changed(
+        cfg,
+        {
+            "trainer.steps": steps,
+            "schedule.warmup_steps": share(cfg.schedule.warmup_steps),
+            "schedule.decay_steps": share(cfg.schedule.decay_steps),
+        },
+    )
 
 # %% ../../nbs/10_lab/210_recipes.ipynb #21e58fec
 def crossing(times: Sequence[float], scores: Sequence[float], goal: float) -> float:
@@ -151,31 +179,61 @@ def crossing(times: Sequence[float], scores: Sequence[float], goal: float) -> fl
             return float(t0 * (t1 / t0) ** ((s0 - goal) / (s0 - s1)))
     return float("nan")
 
+# %% ../../nbs/10_lab/210_recipes.ipynb #5929e0bb
+def _outcome(runs: Mapping[str, Mapping[int, dict]], cost: Mapping[str, float], seeds: Sequence[int]) -> dict[str, Any]:
+    "What `time_to_loss` gives back, from its runs and the seconds of an update."
+    whole, bits = "nanogpt", {name: [r[s]["bits_per_byte"] for s in seeds] for name, r in runs.items()}
+    seconds = {name: r[seeds[0]]["steps"] * cost["nanogpt" if name == whole else "fast"] for name, r in runs.items()}
+    share = {name: t / seconds[whole] for name, t in seconds.items() if name != whole}
+    needed = [crossing(list(share.values()), [bits[n][i] for n in share], bits[whole][i]) for i in range(len(seeds))]
+    by_domain = {
+        name: {d: float(np.mean([r[s]["by_domain"][d] for s in seeds])) for d in r[seeds[0]]["by_domain"]}
+        for name, r in runs.items()
+    }
+    return {
+        "needed": needed,
+        "bits_per_byte": bits,
+        "share": share,
+        "by_domain": by_domain,
+        "tokens": {name: r[seeds[0]]["tokens"] for name, r in runs.items()},
+        "cpu_seconds": {name: [r[s]["cpu_seconds"] for s in seeds] for name, r in runs.items()},
+    }
 
+# %% ../../nbs/10_lab/210_recipes.ipynb #0ddd135b
 def time_to_loss(
-    nano: TrainConfig, fast: TrainConfig, train: Shards, valid: Shards, seeds: Sequence[int], log: Path, fractions: Sequence[float] = (0.1, 0.2),
+    nano: TrainConfig,
+    fast: TrainConfig,
+    train: Shards,
+    valid: Shards,
+    seeds: Sequence[int],
+    log: Path,
+    fractions: Sequence[float] = (0.1, 0.2),
     report: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Share of the CPU seconds of `nano` that `fast` needs to end at its bits per byte, by seed, with all the runs behind it.
+    """Share of the CPU seconds of `nano` that `fast` needs to end at its bits per byte, by seed, with all the runs
+    behind it.
 
-    fractions: lengths of the runs of `fast`, as shares of the seconds of `nano`. log: finished runs (JSON lines); a stopped call goes on from there.
+    fractions: lengths of the runs of `fast`, as shares of the seconds of `nano`. log: finished runs (JSON lines); a
+    stopped call goes on from there.
     """
     cost = step_costs({"nanogpt": nano, "fast": fast}, train)
     lengths = {f: max(4, round(f * nano.trainer.steps * cost["nanogpt"] / cost["fast"])) for f in fractions}
     configs = {"nanogpt": nano} | {f"fast {f:g}": with_steps(fast, n) for f, n in lengths.items()}
-    runs = run_grid({name: (lambda seed, c=c: train_recipe(c, train, valid, seed)) for name, c in configs.items()}, seeds, log, report)
-    share = {name: [runs[name][s]["steps"] * cost["fast"] / (runs["nanogpt"][s]["steps"] * cost["nanogpt"]) for s in seeds] for name in runs if name != "nanogpt"}
-    bits = {name: [runs[name][s]["bits_per_byte"] for s in seeds] for name in runs}
-    needed = [crossing([share[n][i] for n in share], [bits[n][i] for n in share], bits["nanogpt"][i]) for i in range(len(seeds))]
-    return {"seeds": list(seeds), "needed": needed, "bits_per_byte": bits, "share": share, "step_seconds": cost, "tokens": {n: r[seeds[0]]["tokens"] for n, r in runs.items()},
-            "by_domain": {n: {d: float(np.mean([r[s]["by_domain"][d] for s in seeds])) for d in r[seeds[0]]["by_domain"]} for n, r in runs.items()},
-            "cpu_seconds": {n: [r[s]["cpu_seconds"] for s in seeds] for n, r in runs.items()}}
+    runs = run_grid(
+        {name: (lambda seed, c=c: train_recipe(c, train, valid, seed)) for name, c in configs.items()},
+        seeds,
+        log,
+        report,
+    )
+    return {"seeds": list(seeds), "step_seconds": cost} | _outcome(runs, cost, seeds)
 
 # %% ../../nbs/10_lab/210_recipes.ipynb #e28402f6
 def bench_time_to_loss(quick: bool, data: Path | None) -> list[dict]:
-    """CPU seconds that `fast` needs to the bits per byte at which `nanogpt` ends, on real text, three seeds (one with `quick`).
+    """CPU seconds that `fast` needs to the bits per byte at which `nanogpt` ends, on real text, three seeds (one with
+    `quick`).
 
-    Finished runs are kept in `time-to-loss.jsonl` below SCALELAB_BENCH_DIR (default runs/time-to-loss), so that a stopped bench goes on.
+    Finished runs are kept in `time-to-loss.jsonl` below SCALELAB_BENCH_DIR (default runs/time-to-loss), so that a
+    stopped bench goes on.
     """
     torch.set_num_threads(1)
     work = Path(os.environ.get("SCALELAB_BENCH_DIR", "runs")) / ("time-to-loss-quick" if quick else "time-to-loss")
@@ -187,5 +245,15 @@ def bench_time_to_loss(quick: bool, data: Path | None) -> list[dict]:
     mean, worst = float(np.mean(found["needed"])), float(np.max(found["needed"]))
     bits = ", ".join(f"{name} {np.mean(b):.3f}" for name, b in found["bits_per_byte"].items())
     what = f"CPU seconds of fast / nanogpt to the same bits per byte, {len(found['seeds'])} seeds"
-    return [row(what, mean, "x", f"bits per byte: {bits}", "<= 0.5, stretch 0.33", mean <= 0.5), row("the same, worst seed", worst, "x", "", "<= 0.5", worst <= 0.5),
-            row("CPU seconds of an update, fast / nanogpt", found["step_seconds"]["fast"] / found["step_seconds"]["nanogpt"], "x", "batches of the recipes, measured in turns", "report", True)]
+    return [
+        row(what, mean, "x", f"bits per byte: {bits}", "<= 0.5, stretch 0.33", mean <= 0.5),
+        row("the same, worst seed", worst, "x", "", "<= 0.5", worst <= 0.5),
+        row(
+            "CPU seconds of an update, fast / nanogpt",
+            found["step_seconds"]["fast"] / found["step_seconds"]["nanogpt"],
+            "x",
+            "batches of the recipes, measured in turns",
+            "report",
+            True,
+        ),
+    ]

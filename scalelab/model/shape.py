@@ -29,9 +29,14 @@ def resized(cfg: ModelConfig, d_model: int, n_layers: int) -> ModelConfig:
     """
     head = cfg.head_dim
     if d_model < head or d_model % head:
-        raise UsageError(f"model.d_model: {d_model} is no multiple of the head width {head}; nearest valid: {max(head, round(d_model / head) * head)}")
+        raise UsageError(
+            f"model.d_model: {d_model} is no multiple of the head width {head}; nearest valid: "
+            f"{max(head, round(d_model / head) * head)}"
+        )
     heads = d_model // head
-    kv = next(k for k in range(min(heads, max(1, round(heads * cfg.n_kv_heads / cfg.n_heads))), 0, -1) if heads % k == 0)
+    kv = next(
+        k for k in range(min(heads, max(1, round(heads * cfg.n_kv_heads / cfg.n_heads))), 0, -1) if heads % k == 0
+    )
     d_ff = round(cfg.d_ff * d_model / cfg.d_model) if cfg.d_ff else 0
     return replace(cfg, d_model=d_model, n_layers=n_layers, n_heads=heads, n_kv_heads=kv, d_ff=d_ff).validate()
 
@@ -42,7 +47,8 @@ def cost_ratio(cfg: ModelConfig, other: ModelConfig, seq_len: int) -> float:
 
 
 def equal_flops(cfg: ModelConfig, n_layers: int, seq_len: int) -> ModelConfig:
-    "The model with `n_layers` whose training operations a token come nearest to those of `cfg`, heads as wide as its own."
+    """The model with `n_layers` whose training operations a token come nearest to those of `cfg`, heads as wide as
+    its own."""
     if n_layers < 1:
         raise UsageError(f"model.n_layers: {n_layers} is not a whole number of 1 or more; nearest valid: 1")
     goal, width, best = flops_per_token(cfg, seq_len), cfg.head_dim, None
@@ -62,13 +68,15 @@ def depth_ladder(cfg: ModelConfig, depths: Sequence[int], seq_len: int) -> dict[
 
 # %% ../../nbs/02_model/03_shape.ipynb #29921e20
 def vocabulary_share(cfg: ModelConfig, seq_len: int) -> dict[str, float]:
-    "Share of the vocabulary's matrices in all parameters (embedding and head, value embeddings too) and in the operations of a forward pass (head)."
+    """Share of the vocabulary's matrices in all parameters (embedding and head, value embeddings too) and in the
+    operations of a forward pass (head)."""
     p, f = parameters_by_formula(cfg), flops_by_part(cfg, seq_len)
     return {"parameters": (p["embedding"] + p["head"]) / p["total"], "operations": f["head"] / f["total"]}
 
 # %% ../../nbs/02_model/03_shape.ipynb #97e98ab0
 def tying_arms(cfg: ModelConfig) -> dict[str, ModelConfig]:
-    """`tied`, `untied` (same operations, one table more), and `tied, deeper`: the tied model with as many blocks more as the table holds parameters, at least one.
+    """`tied`, `untied` (same operations, one table more), and `tied, deeper`: the tied model with as many blocks more
+    as the table holds parameters, at least one.
 
     The last one costs more operations; `cost_ratio` says how many.
     """
@@ -81,9 +89,12 @@ MLP_KINDS = ("gelu", "relu2", "swiglu")
 
 
 def mlp_arms(cfg: ModelConfig, multiple: int = 1) -> dict[str, ModelConfig]:
-    "The model with each kind of MLP at equal parameters, from the width that `cfg` has; the gated one's width is rounded to `multiple`, never to 0."
+    """The model with each kind of MLP at equal parameters, from the width that `cfg` has; the gated one's width is
+    rounded to `multiple`, never to 0."""
     width = cfg.ff_dim * (3 if cfg.mlp == "swiglu" else 2)  # columns of all matrices together
-    sizes = {kind: max(multiple, round(width / ((3 if kind == "swiglu" else 2) * multiple)) * multiple) for kind in MLP_KINDS}
+    sizes = {
+        kind: max(multiple, round(width / ((3 if kind == "swiglu" else 2) * multiple)) * multiple) for kind in MLP_KINDS
+    }
     return {kind: replace(cfg, mlp=kind, d_ff=size).validate() for kind, size in sizes.items()}
 
 
