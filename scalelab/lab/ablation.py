@@ -6,18 +6,22 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from ..core.config import UsageError, atomic_write
 from ..data.shards import Shards
-from .recipes import changed, recipe, step_costs, train_recipe, with_steps
+from .bench import row
+from .recipes import changed, recipe, step_costs, train_recipe, training_text, with_steps
 from .runner import paired, pick, run_grid
 from ..trainer.settings import TrainConfig
 
 # %% auto #0
-__all__ = ['INGREDIENTS', 'Ingredient', 'arms', 'ablate', 'ablation_figure']
+__all__ = ['INGREDIENTS', 'STEPS', 'Ingredient', 'arms', 'ablate', 'ablation_figure', 'bench_ablation']
 
 # %% ../../nbs/10_lab/220_ablation.ipynb #a74071c5
 @dataclass(frozen=True)
@@ -131,3 +135,25 @@ def ablation_figure(found: Mapping[str, Mapping], titles: Mapping[str, str]):
     axes[0][0].set_yticks(range(len(names)), names, fontsize=8)
     axes[0][0].invert_yaxis()
     return fig
+
+# %% ../../nbs/10_lab/220_ablation.ipynb #be13da08
+STEPS = {"remove": 50, "add": 64}  # updates of the base: about a quarter of the seconds of a whole run of nanogpt
+
+
+def bench_ablation(quick: bool, data: Path | None) -> list[dict]:
+    """Bits per byte that every ingredient is worth at equal CPU seconds, taken out of `fast` and put into `nanogpt`,
+    three seeds (two with `quick`, of a few updates each).
+
+    Finished runs and `ablation-remove.json`, `ablation-add.json` are kept below SCALELAB_BENCH_DIR (default runs/).
+    """
+    torch.set_num_threads(1)
+    work, rows = Path(os.environ.get("SCALELAB_BENCH_DIR", "runs")) / ("ablation-quick" if quick else "ablation"), []
+    train, valid = training_text(data, work, 1.5 if quick else 6.0)
+    for direction, steps in STEPS.items():
+        log = work / f"ablation-{direction}.jsonl"
+        found = ablate(arms(direction), train, valid, [0, 1] if quick else [0, 1, 2], log, 6 if quick else steps)
+        atomic_write(log.with_suffix(".json"), json.dumps(found, indent=1))
+        for name, (mean, low, high) in found["difference"].items():
+            said = f"[{low:+.3f}, {high:+.3f}], {found['steps'][name]} updates against {found['steps']['base']}"
+            rows.append(row(f"{direction} {name}", mean, "bits per byte", said, "report", True))
+    return rows
