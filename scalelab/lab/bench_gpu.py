@@ -137,10 +137,10 @@ WAYS = (
     ("llama", Way("llama, bf16", "bf16")),
     ("llama", Way("llama, bf16, blocks compiled", "bf16", True, 0.5)),
     ("llama", Way("llama, fp32", "fp32")),
-    ("fast", Way("fast, bf16, blocks compiled", "bf16", True)),
     ("llama", Way("llama, article", "article")),
     ("llama", Way("llama, article, blocks compiled", "article", True)),
     ("llama", Way("llama, fp32, blocks compiled", "fp32", True)),
+    ("fast", Way("fast, bf16, blocks compiled", "bf16", True)),
 )
 
 # %% ../../nbs/10_lab/240_bench_gpu.ipynb #67d57bf2

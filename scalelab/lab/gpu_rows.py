@@ -134,7 +134,7 @@ def attention_error(kernel: Callable, mask: Callable, length: int, device: str, 
         (kernel, dtype),
         (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=table), torch.float32),
     ):
-        inputs = [t.to(kind).requires_grad_() for t in (q, k, v)]
+        inputs = [t.detach().to(kind).requires_grad_() for t in (q, k, v)]
         out = f(*inputs)
         got.append([out, *torch.autograd.grad(out, inputs, g.to(kind))])
     for ours, exact in zip(*got):
