@@ -116,12 +116,11 @@ class PrometheusSink:
     name = "prometheus"
 
     def __init__(self, run: str, rank: int = 0, port: int = 9400, host: str = "127.0.0.1", token: str = ""):
-        client = need("prometheus_client")
-        self.labels = {"run": run, "rank": str(rank)}
+        client, self.labels = need("prometheus_client"), {"run": run, "rank": str(rank)}
         registry, kinds = client.CollectorRegistry(), {"gauge": client.Gauge, "counter": client.Counter}
         self._metrics = {m.name: kinds[m.kind](m.name, m.help, ("run", "rank", *m.labels), registry=registry) for m in METRICS.values()}
         self._server = serve(host, port, lambda: client.generate_latest(registry), token)
-        self.host, self.port = host, self._server.server_address[1]
+        self.port = self._server.server_address[1]
         for event in ("skip", "rollback", "damaged", "sink"):  # a counter that is absent until its first event has no increase to alert on
             self._at(OTHER_METRICS["events"], event=event).inc(0)
         self._at(OTHER_METRICS["start_time"]).set(time.time())
