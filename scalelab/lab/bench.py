@@ -84,6 +84,12 @@ BENCHES: dict[str, tuple[str, str, str]] = {  # name: where, what it measures, w
     "data-stream": ("scalelab.lab.bench_stream:bench_data_stream", "batches from shards against copying the bytes and against nanoGPT's way", ""),
     "data-toxicity": ("scalelab.lab.bench_toxicity:bench_data_toxicity", "rules alone and with a classifier on labelled Chinese text, the whole curve of thresholds", "--data with 3_toxicity"),
     "data-quality": ("scalelab.lab.bench_quality:bench_data_quality", "classifier and perplexity cut on dirty against clean text", "--data with 1_pretrain and 2_dirty_web"),
+    "model-throughput": ("scalelab.lab.bench_model:bench_model_throughput", "a training step against nanoGPT's mathematics, plain and compiled, and against the matmul peak", ""),
+    "model-time-to-loss": ("scalelab.lab.recipes:bench_time_to_loss", "CPU seconds until `fast` is as good as `nanogpt` at its end, three seeds", "--data with 1_pretrain for real text"),
+    "model-ablation": ("scalelab.lab.ablation:bench_ablation", "each ingredient of `fast` added to nanogpt and taken from fast, at equal CPU seconds", "--data with 1_pretrain for real text"),
+    "model-parity": ("scalelab.lab.bench_model:bench_model_parity", "logits, gradients and cached decoding against transformers' Llama", "transformers"),
+    "model-attention": ("scalelab.lab.bench_model:bench_model_attention", "every kind of attention against the dense oracle; a window's speed and memory by length", ""),
+    "gpu": ("scalelab.lab.bench_gpu:bench_gpu", "tokens/s, MFU, FlexAttention and peak memory on a GPU, under 8 minutes", "a GPU; without one it says so"),
     "trainer-checkpoint": ("scalelab.lab.bench_trainer:bench_trainer_checkpoint", "writing and reading a checkpoint against torch.save and torch.load", ""),
     "trainer-overhead": ("scalelab.lab.bench_trainer:bench_trainer_overhead", "the training loop against the bare model step", ""),
 }

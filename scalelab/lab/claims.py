@@ -41,6 +41,12 @@ EXPERIMENTS: dict[str, tuple[str, str, int]] = {  # id: where, folder of the ver
     "A-len": ("scalelab.lab.stream_claims:claim_length", "01_data", 3),
     "A-pad": ("scalelab.lab.stream_claims:claim_padding", "01_data", 1),
     "A-stream": ("scalelab.lab.stream_claims:claim_stream", "01_data", 1),
+    "B-depth": ("scalelab.lab.model_claims:claim_depth", "02_model", 3),
+    "B-tie": ("scalelab.lab.model_claims:claim_tie", "02_model", 4),
+    "B-glu": ("scalelab.lab.model_claims:claim_glu", "02_model", 3),
+    "B-lr": ("scalelab.lab.rate_claims:claim_rate", "05_trainer", 9),
+    "B-phase-width": ("scalelab.lab.rate_claims:claim_transfer", "05_trainer", 24),
+    "B-lamb": ("scalelab.lab.rate_claims:claim_lamb", "05_trainer", 8),
     "A-u16": ("scalelab.lab.stream_claims:claim_width", "01_data", 3),
 }
 
