@@ -235,6 +235,33 @@ def test_ray_makes_the_same_bytes_though_a_worker_is_killed(ray_here, corpus, un
     assert products(out) == undisturbed
 
 
+# ---- what belongs to others
+
+
+def test_nothing_of_others_is_replaced(corpus, tmp_path):
+    "An input inside of a product, other people's documents or work, the products of another command: refused, nothing touched."
+    def everything() -> dict:
+        return {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+
+    for name in ("documents", "work"):
+        (tmp_path / "mine" / name).mkdir(parents=True)
+        (tmp_path / "mine" / name / "notes.txt").write_text("years of work, told in a few words that make a document")
+    before = everything()
+    run([*CLEAN, tmp_path / "mine" / "documents", "--out", tmp_path / "mine", *WORDS]).refused("take the place of the input")
+    run([*CLEAN, corpus, "--out", tmp_path / "mine", *WORDS]).refused("documents", "would replace")
+    run([*TOKENIZE, corpus, "--out", tmp_path / "mine"]).refused("work", "would replace")
+    run([*CLEAN, corpus, "--out", ""]).refused("names no folder")
+    run([*CLEAN, corpus, "--out", "memory://out"]).refused("would be gone")
+    assert everything() == before
+    run(clean_words(corpus, tmp_path / "out")).ok()
+    made = {p: b for p, b in everything().items() if "out" in p.parts}
+    run([*TOKENIZE, tmp_path / "out" / "documents", "--out", tmp_path / "out"]).refused("would replace")
+    (tmp_path / "none.yaml").write_text("stages: [{length: {min: 1000000}}]\n")
+    assert run(clean_words(corpus, tmp_path / "out", "--recipe", tmp_path / "none.yaml")).code == 1
+    assert {p: b for p, b in everything().items() if "out" in p.parts and "work" not in p.parts} == made, "a failed call leaves the products of the one before"
+    run(clean_words(corpus, tmp_path / "out")).ok()
+
+
 # ---- full disks
 
 DISK = """

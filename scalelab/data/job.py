@@ -30,12 +30,13 @@ from .products import Gone
 from .quality import QualityConfig, Repair, Rules
 from .recipe import KEEP_POLICIES, Exact, Near, Passages, Recipe, Semantic, Templates
 from .sketch import Signer
+from .storage import is_url
 from .strip import CountTask, Strip, count_shape, count_task
 from .templates import LineCounts
 
 # %% auto #0
-__all__ = ['Steps', 'CleanConfig', 'steps_of', 'Pass', 'passes_of', 'Job', 'fingerprint', 'code_hash', 'at_work', 'tasks_of',
-           'run_pass', 'all_passes']
+__all__ = ['Steps', 'CleanConfig', 'steps_of', 'Pass', 'passes_of', 'Job', 'fingerprint', 'code_hash', 'own_folder', 'at_work',
+           'tasks_of', 'run_pass', 'all_passes']
 
 # %% ../../nbs/01_data/925_job.ipynb #43a59029
 @dataclass
@@ -168,6 +169,33 @@ def code_hash() -> str:
     return hashlib.sha256(b"".join(p.read_bytes() for p in sorted(Path(__file__).parent.glob("*.py")))).hexdigest()[:16]
 
 
+def _told(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def own_folder(out: Path, products: Sequence[str], key: str, sources: Sequence[Source]) -> None:
+    """UsageError unless the products may be put into `out`: none is there, or an earlier call of the same command made
+    them; and no input lies where they will stand.
+
+    products: their names. key: a key that the report of this command has and those of others lack.
+    """
+    names = [*products, "work"]
+    for source in sources:
+        for name in names:
+            if not is_url(source.path) and (out / name).resolve() in (p := Path(source.path).resolve(), *p.parents):
+                raise UsageError(f"--out {out}: its {name} would take the place of the input {source.path}; give another folder")
+    report, begun = _told(out / "report.json"), "job" in _told(out / "work" / "job.json")
+    if begun or ("fingerprint" in report and key in report and not (out / "work").exists()):
+        return
+    foreign = [n for n in names if (out / n).exists() and not (n == "work" and not [p for p in (out / n).iterdir() if p.name != "lock"])]
+    if foreign:
+        raise UsageError(f"--out {out}: holds {', '.join(foreign[:3])}, which this command did not make and would replace; give an empty or a new folder")
+
+# %% ../../nbs/01_data/925_job.ipynb #01aac923
 @contextlib.contextmanager
 def at_work(out: Path, mark: str) -> Iterator[Path]:
     """The folder of unfinished work, locked; emptied when it is of another job.

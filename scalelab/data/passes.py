@@ -64,7 +64,9 @@ def limit_point(sources: Sequence[Source], limit_bytes: int) -> tuple[tuple[int,
 
 # %% ../../nbs/01_data/905_passes.ipynb #9474df75
 def not_inside(out: Path, inputs: Iterable[str | Path]) -> None:
-    "Refuse an output folder inside an input folder: the next run would read its own products."
+    "Refuse an output folder that is not named, or inside an input folder: the next run would read its own products."
+    if str(out) in ("", "."):
+        raise UsageError("--out: names no folder (is a variable empty?); give the name of a new folder, or ./NAME")
     for item in (Path(i) for i in inputs if not is_url(i)):
         if item.is_dir() and (out.resolve() == item.resolve() or item.resolve() in out.resolve().parents):
             raise UsageError(

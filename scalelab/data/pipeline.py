@@ -28,7 +28,7 @@ from .bytestream import json_line
 from .decide import Known
 from .documents import Rejects, write_documents
 from .engine import Engine
-from .job import CleanConfig, Job, all_passes, at_work, code_hash, fingerprint, passes_of, steps_of
+from .job import CleanConfig, Job, all_passes, at_work, code_hash, fingerprint, own_folder, passes_of, steps_of
 from .parts import Source
 from .passes import Corpus, limit_point, not_inside, sources_of
 from .products import (
@@ -70,10 +70,10 @@ def _make(job: Job, limit: tuple[int, int] | None) -> None:
     (folder / "documents").mkdir(parents=True, exist_ok=True)
     examples = _tell(job, corpora, gone, folder)
     if not alive.any():
-        shutil.copy(folder / "rejects.jsonl.zst", job.out / "rejects.jsonl.zst")
-        raise CheckFailed(
-            f"{job.out}: no document passed the rules ({len(job.funnel)} stages, see "
-            f"{job.out / 'rejects.jsonl.zst'}); loosen the recipe")
+        told = folder / "rejects.jsonl.zst"
+        if not (job.out / "report.json").exists():  # the products of an earlier call stay as they are
+            told = Path(shutil.copy(told, job.out / "rejects.jsonl.zst"))
+        raise CheckFailed(f"{job.out}: no document passed the rules ({len(job.funnel)} stages, see {told}); loosen the recipe")
     job.engine.run(write_file, file_tasks(last, alive, folder / "documents", int(job.config.file_mb * 2**20)),
         lambda task: task.path)
     stays = Gone(last, "kept", "kept", np.flatnonzero(alive))
@@ -191,12 +191,16 @@ def clean(
     sources = sources_of(inputs, rejects)
     if not is_url(out):
         not_inside(place, inputs)
+    if str(out).startswith("memory:"):
+        raise UsageError(f"--out {out}: would be gone when this program ends; give a folder or the address of a store")
     told = {"stages": recipe.to_dict()["stages"], "seed": recipe.seed} if recipe else config.facts()
     known = [stage.mark for _, stage in steps if isinstance(stage, Known)]
     mark = fingerprint(sources, [config.facts(), told, known, [zlib.crc32(json_line(d)) for d in extra]])
     if found := published(str(out), mark) if is_url(out) else finished(place / "report.json", mark):
-        shutil.rmtree(place / "work", ignore_errors=True)
+        if (place / "work" / "job.json").exists():
+            shutil.rmtree(place / "work", ignore_errors=True)
         return found
+    own_folder(place, PRODUCTS, "stages", sources)
     with engine or Engine(workers=config.workers) as runner, at_work(place, f"{mark} {code_hash()}") as work:
         limit, stopped = limit_point(sources, config.limit_bytes)
         if limit:

@@ -201,6 +201,8 @@ def read_labels(path: str | Path) -> list[dict]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         what = f"{type(error).__name__}: {str(error)[:60]}"
         raise UsageError(f"--labels {path}: no labels in it ({what}); give what the page downloaded") from error
+    if not made:
+        raise UsageError(f"--labels {path}: no labels in it (it is empty); give what the page downloaded")
     return made
 
 

@@ -23,7 +23,7 @@ from .documents import Rejects
 from .engine import Engine, watching
 from .holdout import CHECKED, CLUSTER_SIGNER, Probes, rough_bits, split_valid, valid_precision
 from .index import cluster_labels
-from .job import at_work, code_hash, fingerprint, tasks_of
+from .job import at_work, code_hash, fingerprint, own_folder, tasks_of
 from .parts import Part, Plan, Source, marked
 from .passes import Corpus, not_inside, read_task, sources_of
 from .pipeline import finished, is_url, place_of, publish, published
@@ -268,10 +268,13 @@ def tokenize(
     sources = sources_of(inputs, rejects)
     if not is_url(out):
         not_inside(place, inputs)
+    if str(out).startswith("memory:"):
+        raise UsageError(f"--out {out}: would be gone when this program ends; give a folder or the address of a store")
     bpe = TextTokenizer.load(tokenizer) if tokenizer else None
     mark = fingerprint(sources, [config.facts(), bpe.hash if bpe else None])
     if found := published(str(out), mark) if is_url(out) else finished(place / "report.json", mark):
         return found
+    own_folder(place, ("tokenizer.json", "shards", "report.json"), "vocab_size", sources)
     with engine or Engine(workers=config.workers) as runner, at_work(place, f"{mark} {code_hash()}"):
         report = _tokenize(_Run(place, config, runner, sources, bpe, mark, list(rejects.warnings)))
     if is_url(out):

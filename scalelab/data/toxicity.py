@@ -251,7 +251,8 @@ class Toxicity(DocumentStage):
     Args:
         rules: use the rules
         model: file of a classifier from `train_toxicity`; empty for the rules alone
-        threshold: probability from which a segment of about 120 characters counts as abuse
+        threshold: probability from which a segment of about 120 characters counts as abuse; 0 stands for 0.85 with a
+            model and 0.5 without, where the rules' suspicions would otherwise never count
         share: a document is abusive when more than this share of its segments is
         action: remove, or flag ("toxic" among the document's flags)
     """
@@ -259,7 +260,7 @@ class Toxicity(DocumentStage):
     name: ClassVar[str] = "toxicity"
     rules: bool = True
     model: str = ""
-    threshold: float = 0.85
+    threshold: float = 0.0
     share: float = 0.1
     action: str = "remove"
 
@@ -268,6 +269,8 @@ class Toxicity(DocumentStage):
             raise UsageError("stages.toxicity: rules are off and no model is given; one of them is needed")
         if self.action not in ("remove", "flag"):
             raise UsageError(f"stages.toxicity.action: {self.action!r} is neither remove nor flag")
+        if self.threshold == 0:
+            self.threshold = 0.85 if self.model else 0.5
         if not 0 < self.threshold <= 1 or not 0 <= self.share < 1:
             raise UsageError(f"stages.toxicity: threshold {self.threshold} must be above 0, share {self.share} below 1")
         if self.model:
