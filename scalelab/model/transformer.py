@@ -340,12 +340,21 @@ class Attention(nn.Module):
         normed, gain = cfg.qk_norm != "none", cfg.qk_norm == "gain"
         self.q_norm, self.k_norm = (nn.RMSNorm(cfg.head_dim, cfg.norm_eps, gain) if normed else nn.Identity() for _ in "qk")
         self.value_scale = nn.Parameter(torch.ones(1)) if cfg.has_values(layer) else None
+        self.merged = False  # a way of computing, see Decoder.merge_projections
+
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if not self.merged:
+            return self.q(x), self.k(x), self.v(x)
+        parts = self.q, self.k, self.v
+        bias = None if self.q.bias is None else torch.cat([m.bias for m in parts])
+        return F.linear(x, torch.cat([m.weight for m in parts]), bias).split([m.out_features for m in parts], -1)
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, mask: Tensor | Callable | None, cache: KVCache | None, values: Tensor | None = None) -> Tensor:
         B, T, _ = x.shape
-        q = self.q_norm(self.q(x).view(B, T, self.n_heads, -1)).transpose(1, 2)
-        k = self.k_norm(self.k(x).view(B, T, self.n_kv_heads, -1)).transpose(1, 2)
-        v = self.v(x).view(B, T, self.n_kv_heads, -1).transpose(1, 2)
+        q, k, v = self._project(x)
+        q = self.q_norm(q.view(B, T, self.n_heads, -1)).transpose(1, 2)
+        k = self.k_norm(k.view(B, T, self.n_kv_heads, -1)).transpose(1, 2)
+        v = v.view(B, T, self.n_kv_heads, -1).transpose(1, 2)
         if rope is not None:
             q, k = rotate(q, *rope), rotate(k, *rope)
         if values is not None:
@@ -580,6 +589,17 @@ class Decoder(nn.Module):
         if not self.cfg.softcap:
             return z
         return self.cfg.softcap * torch.tanh(z.to(torch.promote_types(z.dtype, torch.float32)) / self.cfg.softcap)
+
+    def merge_projections(self) -> Decoder:
+        """One product for queries, keys and values instead of three; returns self.
+
+        Weights, gradients and checkpoints stay as they are; results are the same up to rounding. Raises UsageError if a projection is no plain matrix.
+        """
+        for block in self.blocks:
+            if any(type(m) is not nn.Linear for m in (block.attention.q, block.attention.k, block.attention.v)):
+                raise UsageError("merge_projections: a projection is not a plain matrix (quantised or adapted); merge before that, or not at all")
+            block.attention.merged = True
+        return self
 
     def _head_matrix(self, hidden: Tensor) -> Tensor | None:
         "The head's weight, if the head is nothing but a matrix in the format of `hidden`: not quantised, sharded, hooked or under autocast."
