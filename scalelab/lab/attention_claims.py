@@ -56,7 +56,7 @@ def naive_job(length: int, heads: int = 4, d: int = 64) -> Callable[[], None]:
 
     return job
 
-
+# %% ../../nbs/10_lab/202_attention_claims.ipynb #371c5920
 def cost_by_length(lengths: Sequence[int] = LENGTHS, rounds: int = 3) -> dict[str, dict[str, list[float]]]:
     "Per kind: CPU milliseconds and kept MB at each length."
     kinds: dict[str, Any] = {"causal kernel": Mask(), "written out": None} | VARIANTS
@@ -97,7 +97,7 @@ ARMS: dict[str, dict] = {
 }
 
 
-def copy_run(arm: str, seed: int, steps: int = 300) -> dict[str, Any]:
+def copy_run(arm: str, seed: int, steps: int = 200) -> dict[str, Any]:
     "Train 2 layers of 64 on the copy task; loss in nats a symbol on 64 held-out rows, and the losses on the way."
     cfg = ModelConfig(SYMBOLS + 1, 64, 2, 4, 4, 128, 2 * HALF, init_std=0.08, **ARMS[arm])
     model = Decoder(cfg, seed)
@@ -134,7 +134,7 @@ def claim_attention(corpus: Any, data: Path | None, seeds: Sequence[int], report
         f"from 4k to 16k tokens CPU time grows with the power {min(grows[n] for n in VARIANTS):.2f} to {max(grows[n] for n in VARIANTS):.2f} of the length against {grows['causal kernel']:.2f}; at 16k window 256 is "
         f"{gain['window 256']:.0f}x, BigBird {gain['bigbird 256 + 16 + 2 x 64']:.0f}x and linear {gain['linear']:.0f}x faster than the exact kernel. The price is reach: symbols 64 back are copied by "
         f"{', '.join(solved) or 'none'}; the rest end at {min((mean[a] for a in ARMS if a not in solved), default=0):.2f} to {max((mean[a] for a in ARMS if a not in solved), default=0):.2f} nats where chance is {CHANCE:.2f}",
-        "cost: 4 heads of 64, one CPU thread, forward and backward; copy task: 2 layers of 64, 300 steps of 16 rows of 128 tokens", len(seeds),
+        "cost: 4 heads of 64, one CPU thread, forward and backward; copy task: 2 layers of 64, 200 steps of 16 rows of 128 tokens", len(seeds),
         {"copy loss": mean, "power of time": grows, "faster at 16k": gain, "lengths": list(LENGTHS), "cost": cost},
         {f"copy loss, {arm} - causal": (d.low, d.high) for arm, d in differences.items()}, max(d.smallest for d in differences.values()))
 

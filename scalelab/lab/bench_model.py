@@ -120,7 +120,7 @@ def attention_job(variant: Mask | str, length: int, heads: int = 4, d: int = 64)
 
     return job
 
-
+# %% ../../nbs/10_lab/200_bench_model.ipynb #d9a24e18
 _CHILD = """
 import json, sys
 import torch
@@ -296,7 +296,7 @@ def wall_turns(jobs: dict[str, Callable[[], None]], rounds: int) -> dict[str, np
                 seconds[name].append(time.perf_counter() - begin)
     return {name: np.array(s) for name, s in seconds.items()}
 
-
+# %% ../../nbs/10_lab/200_bench_model.ipynb #e0f5890f
 def bench_model_throughput(quick: bool, data: Path | None = None) -> list[dict]:
     "Training steps against nanoGPT's mathematics and recipe (a stand-in written for this bench), eager and compiled, and against the matmul rate."
     cfg, rows = _shape(quick)
