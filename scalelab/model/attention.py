@@ -17,8 +17,8 @@ from torch import Tensor
 from ..core.config import UsageError, did_you_mean
 
 # %% auto #0
-__all__ = ['KINDS', 'BACKENDS', 'Mask', 'chosen_blocks', 'document_starts', 'dense_mask', 'dense_attention', 'GatheredBlocks',
-           'gathered_blocks', 'flex_rule', 'flex_attention', 'plan_attention']
+__all__ = ['KINDS', 'BACKENDS', 'Mask', 'keys_seen', 'chosen_blocks', 'document_starts', 'dense_mask', 'dense_attention',
+           'GatheredBlocks', 'gathered_blocks', 'flex_rule', 'flex_attention', 'plan_attention']
 
 # %% ../../nbs/02_model/010_attention.ipynb #a09546fb
 KINDS = ("causal", "window", "window_global", "bigbird")
@@ -29,7 +29,7 @@ class Mask:
     """Which earlier tokens of its document a token attends to.
 
     Args:
-        kind: one of KINDS; each kind sees a superset of the one before it but causal, which sees everything
+        kind: one of KINDS
         window: tokens that are seen back from, and with, the query
         global_tokens: tokens at the start of the document that are always seen
         random_blocks: bigbird only, blocks drawn from what lies before the window
@@ -72,12 +72,13 @@ class Mask:
         "Does the window reach over the whole text, so that the mask is the causal one?"
         return self.kind == "causal" or self.window >= length
 
-    def keys_seen(self, length: int) -> int:
-        "Keys that a query far into a text of `length` tokens sees, at most: what the cost is proportional to."
-        if self.covers(length):
-            return length
-        more = self.global_tokens if self.kind != "window" else 0
-        return min(length, self.window + more + (self.random_blocks * self.block if self.kind == "bigbird" else 0))
+# %% ../../nbs/02_model/010_attention.ipynb #b91b71a3
+def keys_seen(mask: Mask, length: int) -> int:
+    "Keys that a query far into a text of `length` tokens sees, at most: what the cost is proportional to."
+    if mask.covers(length):
+        return length
+    more = mask.global_tokens if mask.kind != "window" else 0
+    return min(length, mask.window + more + (mask.random_blocks * mask.block if mask.kind == "bigbird" else 0))
 
 # %% ../../nbs/02_model/010_attention.ipynb #ffb9b9fe
 @lru_cache(maxsize=32)
@@ -178,7 +179,7 @@ def gathered_blocks(mask: Mask, length: int, documents: Tensor | None = None, de
     n, g = -(-length // c), mask.global_tokens if mask.kind != "window" else 0
     left = min(n - 1, -(-(mask.window - 1) // c))
     start = _starts(length, documents, device)
-    start = F.pad(start, (0, n * c - length), mode="replicate") if length % c else start
+    start = torch.cat((start, start[:, -1:].expand(-1, n * c - length)), 1)
     first = start[:, ::c]  # the document that may reach back
     chosen = chosen_blocks(mask, n * c, device)
     query = torch.arange(n * c, device=device).view(1, n, c, 1)
@@ -199,7 +200,7 @@ def gathered_blocks(mask: Mask, length: int, documents: Tensor | None = None, de
         allowed[..., width:] &= counts & lot
     return GatheredBlocks(c, left, places[:, :, near.shape[2]:] if far.shape[2] else None, allowed)
 
-
+# %% ../../nbs/02_model/010_attention.ipynb #97c0a24d
 def _far_places(mask: Mask, first: Tensor, chosen: Tensor | None, g: int, c: int) -> tuple[Tensor, Tensor]:
     "Places [B, N, E] of global tokens and drawn blocks, and the block of queries [B, N, 1, E] that owns them (-1: all)."
     rows, n = first.shape

@@ -68,7 +68,7 @@ def _scan(own: Tensor, keep: Tensor, begin: Tensor) -> tuple[Tensor, Tensor]:
         before.append(before[-1] * keep[:, n, None, None, None] + own[:, :, n])
     return torch.stack(before[:-1], 2), before[-1]
 
-
+# %% ../../nbs/02_model/012_linear_attention.ipynb #159a2657
 def linear_attention(q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None, state: LinearState | None = None,
                      chunk: int = 64) -> tuple[Tensor, LinearState]:
     """Causal linear attention of features: q, k [B, H, T, F] (positive), v [B, H, T, d] to [B, H, T, d], and the state after it.
@@ -94,7 +94,7 @@ def linear_attention(q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None =
     y = (y[..., :-1] / y[..., -1:].clamp_min(1e-30)).flatten(2, 3)[:, :, :length]
     return y, LinearState(after, tail[:, -1])
 
-
+# %% ../../nbs/02_model/012_linear_attention.ipynb #b0b5fb0b
 def linear_by_formula(q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None) -> Tensor:
     "The same with the whole matrix of scores: the oracle."
     scores = (q @ k.transpose(-2, -1)).tril()
