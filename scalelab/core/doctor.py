@@ -17,7 +17,7 @@ from .arguments import parse_config
 from .config import human_bytes
 from .console import JSON, answer, table
 from .environment import git_state, hardware, versions
-from .machine import Machine, block_queue, clock_follows_a_server, disk_rates, environment_hash, gpu_watts, joules_between, rapl_counters
+from .machine import Machine, block_queue, clock_follows_a_server, disk_rates, environment_hash, gpu_watts, joules_between, promised_environment, rapl_counters
 
 # %% auto #0
 __all__ = ['Row', 'judged', 'software', 'processor', 'kernel', 'limits', 'gpus', 'collectives', 'storage', 'energy', 'doctor',
@@ -43,7 +43,7 @@ def judged(name: str, value: object, good: bool, today: str = "", article: str =
 def software(machine: Machine) -> list[Row]:
     "Python, torch, the hash of all packages against the one that the image was built with, and the checkout."
     found, git = versions(), git_state()
-    packages, promised = environment_hash(), machine.variables.get("SCALELAB_ENVIRONMENT") or machine.read("etc/scalelab/environment")
+    packages, promised = environment_hash(), promised_environment(machine)
     commit = f"{(git['commit'] or '')[:9]}{', changed since' if git['dirty'] else ''}" or None
     return [
         judged("python", found["python"], True, "any version that torch has wheels for", "3.10.12, since 3.11's GIL disturbs torch"),

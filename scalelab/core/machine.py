@@ -17,9 +17,11 @@ from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
+from .config import CheckFailed
+
 # %% auto #0
-__all__ = ['Machine', 'environment_hash', 'disk_rates', 'block_queue', 'clock_follows_a_server', 'rapl_counters',
-           'joules_between', 'gpu_watts']
+__all__ = ['Machine', 'environment_hash', 'promised_environment', 'check_environment', 'disk_rates', 'block_queue',
+           'clock_follows_a_server', 'rapl_counters', 'joules_between', 'gpu_watts']
 
 # %% ../../nbs/00_core/06_machine.ipynb #a39a52f2
 class Machine:
@@ -64,6 +66,19 @@ def environment_hash(packages: Mapping[str, str] | None = None) -> str:
         packages = {d.metadata["Name"]: d.version for d in metadata.distributions() if d.metadata["Name"]}
     lines = sorted(f"{re.sub(r'[-_.]+', '-', name).lower()}=={version}" for name, version in packages.items())
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+# %% ../../nbs/00_core/06_machine.ipynb #0b6c5793
+def promised_environment(machine: Machine) -> str | None:
+    "The hash that the image was built with, from SCALELAB_ENVIRONMENT or /etc/scalelab/environment; None outside of such an image."
+    return machine.variables.get("SCALELAB_ENVIRONMENT") or machine.read("etc/scalelab/environment")
+
+
+def check_environment(machine: Machine | None = None) -> str:
+    "The hash of the installed packages. CheckFailed if this is an image and its packages are not those that it was built with."
+    promised, found = promised_environment(machine or Machine()), environment_hash()
+    if promised and promised != found:
+        raise CheckFailed(f"the installed packages (hash {found}) are not those that the image was built with ({promised}); start a fresh container, or unset SCALELAB_ENVIRONMENT and remove /etc/scalelab/environment")
+    return found
 
 # %% ../../nbs/00_core/06_machine.ipynb #5a591c6d
 def disk_rates(folder: str | Path, megabytes: int = 64) -> dict[str, float] | None:

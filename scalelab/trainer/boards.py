@@ -29,28 +29,28 @@ def flat_numbers(row: dict) -> dict[str, float]:
             found[key] = float(value)
     return found
 
-
+# %% ../../nbs/05_trainer/09_boards.ipynb #e45dae66
 class TensorBoardSink:
-    "Scalars for TensorBoard in a folder; needs the package tensorboard (UsageError)."
+    "Scalars for TensorBoard in a folder, one record a row; needs the package tensorboard (UsageError)."
 
     name = "tensorboard"
 
     def __init__(self, folder: str | Path):
-        need("tensorboard")
-        self.folder, self._writer, self._module = Path(folder), None, need("torch.utils.tensorboard")
+        self._files, self._event = need("tensorboard.summary.writer.event_file_writer"), need("tensorboard.compat.proto.event_pb2")
+        self._summary, self.folder, self._writer = need("tensorboard.compat.proto.summary_pb2"), Path(folder), None
+
+    def _add(self, row: dict, **content) -> None:
+        self._writer.add_event(self._event.Event(step=row.get("global_step", 0), wall_time=row.get("time", 0.0), **content))
 
     def write(self, kind: str, row: dict) -> None:
-        "Add the numbers of a step or an evaluation; texts of events go to the text tab."
-        step = row.get("global_step", 0)
+        "Add the numbers of a row; an event becomes a one under its name."
         if self._writer is None:
-            self._writer = self._module.SummaryWriter(str(self.folder), purge_step=step)
-        if kind == "event":
-            self._writer.add_text(f"event/{row['event']}", str(row.get("reason", "")), step)
-            return
+            self._writer = self._files.EventFileWriter(str(self.folder))
+            self._add(row, session_log=self._event.SessionLog(status=self._event.SessionLog.START))  # hides later steps of an earlier attempt
         prefix = f"{kind}/{row['rank']}" if "rank" in row else kind
-        for key, value in flat_numbers(row).items():
-            if key not in ("global_step", "time", "schema", "attempt", "rank"):
-                self._writer.add_scalar(f"{prefix}/{key}", value, step, walltime=row.get("time"))
+        numbers = {row["event"]: 1.0} if kind == "event" else flat_numbers({k: v for k, v in row.items() if k not in ("global_step", "time", "schema", "attempt", "rank")})
+        values = [self._summary.Summary.Value(tag=f"{prefix}/{key}", simple_value=value) for key, value in numbers.items()]
+        self._add(row, summary=self._summary.Summary(value=values))
 
     def close(self) -> None:
         "Write what is buffered."
