@@ -203,19 +203,22 @@ BUFFERS = {
 
 
 def buffer_errors(model: Decoder, batch: Any, parts: int = 8) -> dict[str, dict[str, float]]:
-    "Relative error of the sum of `parts` micro-batch gradients in a buffer of each format, and the share of non-zero sums that became zero."
-    names = {"fp32": ("fp32", 1.0), "bf16": ("bf16", 1.0), "fp16": ("fp16", 1.0), "fp16 scaled": ("fp16", 4096.0)}
-    sums: dict[str, torch.Tensor] = {}
-    exact, size, n = 0.0, len(batch) // parts, int(batch.n_valid)
+    "Relative error of the sum of `parts` micro-batch gradients in a buffer of each format, and the share of elements of which nothing arrived."
+    kinds = {"fp32": ("fp32", 1.0), "bf16": ("bf16", 1.0), "fp16": ("fp16", 1.0), "fp16 scaled": ("fp16", 4096.0)}
+    n_weights, size, n = sum(p.numel() for p in model.parameters()), len(batch) // parts, int(batch.n_valid)
+    exact, sums = torch.zeros(n_weights, dtype=torch.float64), {key: torch.zeros(n_weights) for key in kinds}
+    arrived = {key: torch.zeros(n_weights, dtype=torch.bool) for key in kinds}
     for k in range(parts):
         loss, _ = model.loss(batch.slice(k * size, (k + 1) * size))
         g = torch.cat([x.flatten() for x in torch.autograd.grad(loss / n, list(model.parameters()))])
-        exact = exact + g.double()
-        for key, (name, scale) in names.items():
-            sums[key] = rounded(sums.get(key, torch.zeros(())) + rounded(g * scale, name), name)
+        exact += g.double()
+        for key, (name, scale) in kinds.items():
+            addend = rounded(g * scale, name)
+            arrived[key] |= addend != 0
+            sums[key] = rounded(sums[key] + addend, name)
     alive = exact != 0
-    found = {key: (total.double() / names[key][1], total) for key, total in sums.items()}
-    return {key: {"error": float((x - exact).norm() / exact.norm()), "lost": float((t[alive] == 0).float().mean())} for key, (x, t) in found.items()}
+    found = {key: sums[key].double() / scale for key, (_, scale) in kinds.items()}
+    return {key: {"error": float((x - exact).norm() / exact.norm()), "lost": float((~arrived[key][alive]).float().mean())} for key, x in found.items()}
 
 
 def claim_buffers(corpus: Corpus, data: Path, seeds: Sequence[int], report: Callable[[str], None]) -> Verdict:
@@ -228,7 +231,7 @@ def claim_buffers(corpus: Corpus, data: Path, seeds: Sequence[int], report: Call
     loses = errors["fp16"]["error"] > 100 * errors["fp32"]["error"]
     return Verdict(
         "A-acc", "accumulating in fp16 loses small gradients; fp32 buffers keep them", "holds" if loses and gap["fp16 buffers, no scale"].sign > 0 else "holds in part" if loses else "does not hold",
-        f"sums of 8 micro-batches: relative error {errors['fp16']['error']:.1e} in fp16 ({errors['fp16']['lost']:.1%} of the sums zero), {errors['bf16']['error']:.1e} in bf16, {errors['fp32']['error']:.1e} in fp32; "
+        f"sums of 8 micro-batches: relative error {errors['fp16']['error']:.1e} in fp16 (of {errors['fp16']['lost']:.1%} of the weights nothing arrives), {errors['bf16']['error']:.1e} in bf16, {errors['fp32']['error']:.1e} in fp32; "
         f"but the training hardly notices: bits per byte {gap['fp16 buffers, no scale']} without a scale, {gap['fp16 buffers, scaled']} with one, {gap['bf16 buffers']} in bf16. Weights are what must not be narrow: bf16 master weights cost {gap['bf16 master weights']}",
         scale_words(), len(seeds), {f"bits per byte, {n}": d.mean for n, d in gap.items()} | {"sums": errors}, {f"bits per byte, {n}": (d.low, d.high) for n, d in gap.items()}, gap["bf16 buffers"].smallest)
 
