@@ -290,6 +290,18 @@ def _claims(argv: list[str]) -> int:
     return claims_command(argv)
 
 
+def _doctor(argv: list[str]) -> int:
+    from scalelab.core.doctor import doctor_command
+
+    return doctor_command(argv)
+
+
+def _compare(argv: list[str]) -> int:
+    from scalelab.diagnostics.compare import compare_command
+
+    return compare_command(argv)
+
+
 def _train(argv: list[str]) -> int:
     from scalelab.trainer.loop import train_command
 
@@ -306,14 +318,16 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "train": (_train, "train on shards, alone or under torchrun"),
     "evaluate": (evaluate_command, "bits per byte by domain"),
     "diagnose": (diagnose_command, "named faults with evidence, from a run directory"),
+    "compare": (_compare, "runs side by side: configuration, curves, paired differences"),
     "compress quantize": (quantize_command, "int8 linear layers, with what it costs"),
     "export": (export_command, "a HF directory, with the proof that it is the same model"),
     "generate": (generate_command, "continue a text"),
     "report": (report_command, "one HTML page of a run"),
     "claims": (_claims, "what the sources claim and what experiments said"),
+    "doctor": (_doctor, "this machine and its software, beside today's advice"),
     "bench": (bench_command, "measurements side by side, with targets"),
 }
-LATER = ("compare", "doctor", "derive", "plan", "compress prune", "compress distill")
+LATER = ("derive", "plan", "compress prune", "compress distill")
 
 
 def usage() -> str:

@@ -55,7 +55,8 @@ def recipe_dir() -> Path:
 
 def recipes() -> list[str]:
     "Names of the recipes that ship with the package."
-    return sorted(p.stem for p in recipe_dir().glob("*.yaml"))
+    found = [*recipe_dir().glob("*.yaml"), *recipe_dir().glob("model/*.yaml")]
+    return sorted(p.relative_to(recipe_dir()).with_suffix("").as_posix() for p in found)
 
 
 def find_config(name: str) -> Path:
