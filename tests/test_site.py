@@ -86,10 +86,12 @@ def test_ledger_has_every_verdict(site):
     want = 0
     for path in (ROOT / "nbs").rglob("*.ipynb"):
         for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
-            lines = "".join(cell["source"]).splitlines()
-            heads = [i for i, line in enumerate(lines) if re.match(r"\|\s*claim\s*\|\s*verdict\s*\|", line)]
-            if cell["cell_type"] == "markdown" and heads:
-                want += sum(line.startswith("|") for line in lines[heads[0] + 2 :])
+            texts = [cell["source"]] if cell["cell_type"] == "markdown" else []
+            texts += [o.get("data", {}).get("text/markdown") or o.get("text", "") for o in cell.get("outputs", [])]  # tables made from verdict files
+            for lines in ("".join(text).splitlines() for text in texts):
+                heads = [i for i, line in enumerate(lines) if re.match(r"\|\s*claim\s*\|\s*verdict\s*\|", line)]
+                if heads:
+                    want += sum(line.startswith("|") for line in lines[heads[0] + 2 :])
     assert rows == want > 0
 
 

@@ -462,6 +462,9 @@ class ApiPage:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             return self.directive("function", f"{name}{signature(node)}", [], [*self.doc(node, parameters(node)), *self.source(name)])
         value = ast.unparse(node.value) if node.value is not None else ""
+        written = ast.get_source_segment("\n".join(self.module.lines), node.value) if value else ""
+        if written and "\\u" in written and "\n" not in written:  # a bound of a range such as \u9fff has no glyph to show
+            value = written
         if value[:1] in ("'", '"') and not isinstance(node.value, ast.Constant):  # what begins like a quoted scalar must be one
             value = json.dumps(value, ensure_ascii=False)
         options = [f":value: {value}"] if value and len(value) <= 90 else []
