@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -126,7 +125,7 @@ def after_step(policy: Policy, model: nn.Module, optimizer: torch.optim.Optimize
                 if torch.is_tensor(value) and value.is_floating_point() and value.numel() > 1:
                     value.copy_(rounded(value, policy.optimizer))
 
-
+# %% ../../nbs/03_precision/205_policy.ipynb #65bd1f11
 def apply_policy(model: nn.Module, policy: Policy | str | dict, device: torch.device | str = "cpu") -> nn.Module:
     """Move a Decoder to `device` with its weights in the policy's master format and its modules in their formats.
 
@@ -156,8 +155,8 @@ def autocast_for(policy: Policy | str | dict, device: torch.device | str = "cpu"
     return torch.autocast(device.type, dtype=policy.dtype("block"))
 
 # %% ../../nbs/03_precision/205_policy.ipynb #74fd28c8
-def _reduce_bucket(state: tuple[str, bool], bucket: Any) -> torch.futures.Future:
-    "Hook of DDP: average a bucket over ranks in a narrower format."
+def _reduce_bucket(state, bucket):  # DDP reads annotations as types, and here they are text
+    "Hook of DDP: average a bucket over ranks in a narrower format. state: (format, whether it travels in it)."
     name, narrow = state
     size, buffer = dist.get_world_size(), bucket.buffer()
     sent = rounded(buffer / size, name)
