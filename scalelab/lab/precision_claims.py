@@ -18,7 +18,7 @@ import torch
 from ..data.shards import Shards
 from ..data.stream import Stream
 from .pools import Corpus
-from .runner import Unit, Verdict, paired, pick, run_grid
+from .runner import Difference, Unit, Verdict, paired, pick, run_grid
 from ..model.transformer import Decoder
 from ..precision.emulate import rounded
 from ..precision.formats import range_shares
@@ -30,7 +30,7 @@ from ..trainer.optim import OptimConfig, build_optimizer, clip_gradients, global
 from ..trainer.schedule import ScheduleConfig, lr_ratio
 
 # %% auto #0
-__all__ = ['UNIT', 'ARMS', 'SCALES', 'BUFFERS', 'start', 'backward', 'precision_run', 'measured', 'wobble', 'runs_of',
+__all__ = ['UNIT', 'ARMS', 'SCALES', 'BUFFERS', 'start', 'backward', 'precision_run', 'measured', 'wobble', 'runs_of', 'told',
            'scale_words', 'claim_formats', 'claim_scale', 'buffer_errors', 'claim_buffers', 'EmbeddingWatch',
            'scripts_of', 'claim_embedding']
 
@@ -137,6 +137,11 @@ def runs_of(corpus: Corpus, arms: dict[str, dict], seeds: Sequence[int], report:
     return run_grid({name: (lambda seed, keys=keys: one(seed, keys)) for name, keys in arms.items()}, seeds, corpus.work / "precision.jsonl", report)
 
 
+def told(d: Difference) -> str:
+    "A difference and its interval; said when it can't be told from zero."
+    return f"{d.mean:+.4f} [{d.low:+.4f}, {d.high:+.4f}]" + ("" if d.sign else ", not told from zero")
+
+
 def scale_words(unit: Unit = UNIT) -> str:
     "Size of the trainings, for a verdict."
     n = sum(p.numel() for p in start(unit, 0, "fp32").parameters())
@@ -156,10 +161,10 @@ def claim_formats(corpus: Corpus, data: Path, seeds: Sequence[int], report: Call
     return Verdict(
         "A-prec", "embedding and head in bf16, blocks in fp16, fp32 buffers: 1.8x block throughput, 63% less oscillation, +12% top-k",
         "does not hold" if against["oscillation"].sign >= 0 and against["top5"].sign <= 0 else "holds in part",
-        f"against fp16 alone the mixture's loss oscillates {calmer:+.1%} and its top-5 accuracy differs by {against['top5']}; bits per byte of all three 16-bit policies "
-        f"lie within {worst:.4f} of fp32, where nudged fp32 runs differ by up to {noise:.4f}; fp8 by {gap['fp8']}. bf16 has the range and not the resolution; throughput needs a GPU",
+        f"against fp16 alone the mixture's loss oscillates by {calmer:+.1%} (difference {told(against['oscillation'])} nats) and its top-5 accuracy differs by {told(against['top5'])}; bits per byte of all three 16-bit policies "
+        f"lie within {worst:.4f} of fp32, where nudged fp32 runs differ by up to {noise:.4f}; fp8 by {told(gap['fp8'])}. bf16 has the range and not the resolution; throughput needs a GPU",
         scale_words(), len(seeds), {f"bits per byte, {n}": d.mean for n, d in gap.items()} | {"nudge, largest": noise, "oscillation, article / fp16 - 1": calmer, "top5, article - fp16": against["top5"].mean},
-        {f"bits per byte, {n}": (d.low, d.high) for n, d in gap.items()} | {"top5, article - fp16": (against["top5"].low, against["top5"].high)},
+        {f"bits per byte, {n}": (d.low, d.high) for n, d in gap.items()} | {f"{k}, article - fp16": (d.low, d.high) for k, d in against.items()},
         max(d.smallest for d in gap.values()))
 
 # %% ../../nbs/10_lab/310_precision_claims.ipynb #e217d7ae
@@ -183,9 +188,9 @@ def claim_scale(corpus: Corpus, data: Path, seeds: Sequence[int], report: Callab
     norms = [n for r in results["fp32"].values() for n in r["norms"]]
     return Verdict(
         "A-scale", "a scale driven by the gradient norm (x2 below 0.1, /2 above 10) survives where a fixed 65536 goes NaN", "does not hold",
-        f"the true norm stayed in {min(norms):.2g} to {max(norms):.2g} and so the rule hardly moved: from 2^26 it skipped {count['norm, true, from 2^26']['skipped']} of {UNIT.steps} steps, the overflow rule {count['overflow, from 2^26']['skipped']}; "
+        f"the true norm stayed in {min(norms):.2g} to {max(norms):.2g} and so the rule never moved from 65536; from 2^26, where a step that overflows counts as a large norm, it skipped {count['norm, true, from 2^26']['skipped']} of {UNIT.steps} steps, the overflow rule {count['overflow, from 2^26']['skipped']}; "
         f"with nothing skipped, as the article has it, step {broke['step']} was the last ({broke['tensor']}); by the scaled norm the scale ends at 2^{count['norm, scaled']['last scale (log2)'][0]:.0f}, "
-        f"{gap['norm, scaled']} bits per byte; a fixed 65536 never overflowed, and no scale at all costs {gap['fp16, no scale']}",
+        f"{told(gap['norm, scaled'])} bits per byte; a fixed 65536 never overflowed, and at this size no scale at all differs from fp32 by {told(gap['fp16, no scale'])}: so small a model has no gradients to lose",
         scale_words(), len(seeds), {f"bits per byte, {n}": d.mean for n, d in gap.items()} | count,
         {f"bits per byte, {n}": (d.low, d.high) for n, d in gap.items()}, gap["fp16"].smallest)
 
@@ -230,7 +235,7 @@ def claim_buffers(corpus: Corpus, data: Path, seeds: Sequence[int], report: Call
     return Verdict(
         "A-acc", "accumulating in fp16 loses small gradients; fp32 buffers keep them", "holds" if loses and gap["fp16 buffers, no scale"].sign > 0 else "holds in part" if loses else "does not hold",
         f"sums of 8 micro-batches: relative error {errors['fp16']['error']:.1e} in fp16 (of {errors['fp16']['lost']:.1%} of the weights nothing arrives), {errors['bf16']['error']:.1e} in bf16, {errors['fp32']['error']:.1e} in fp32; "
-        f"but the training hardly notices: bits per byte {gap['fp16 buffers, no scale']} without a scale, {gap['fp16 buffers, scaled']} with one, {gap['bf16 buffers']} in bf16. Weights are what must not be narrow: bf16 master weights cost {gap['bf16 master weights']}",
+        f"but the training hardly notices: bits per byte {told(gap['fp16 buffers, no scale'])} without a scale, {told(gap['fp16 buffers, scaled'])} with one, {told(gap['bf16 buffers'])} in bf16, and with bf16 master weights {told(gap['bf16 master weights'])}; gradients of 2e-9 are lost in fp16 (chapter on formats: relative error 0.99)",
         scale_words(), len(seeds), {f"bits per byte, {n}": d.mean for n, d in gap.items()} | {"sums": errors}, {f"bits per byte, {n}": (d.low, d.high) for n, d in gap.items()}, gap["bf16 buffers"].smallest)
 
 # %% ../../nbs/10_lab/310_precision_claims.ipynb #f10e6b34
@@ -289,7 +294,7 @@ def claim_embedding(corpus: Corpus, data: Path, seeds: Sequence[int], report: Ca
     factor = tuple(float(np.exp(x)) for x in (logs.mean, logs.low, logs.high))
     return Verdict(
         "A-emb", "Chinese terminology makes embedding updates more violent; a 128K vocabulary raises fp16 underflow", "holds in part",
-        f"at equal frequency a Chinese token's row moves {factor[0]:.2f} times as far, against its length, as a Latin one's [{factor[1]:.2f}, {factor[2]:.2f}]; of the embedding's non-zero gradients {under['embedding, zh, scale 1']:.1%} (Chinese) and "
+        f"at equal frequency a Chinese token's row moves {factor[0]:.2f} times as far, against its length, as a Latin one's [{factor[1]:.2f}, {factor[2]:.2f}]{'' if logs.sign else ', not told from 1'}; of the embedding's non-zero gradients {under['embedding, zh, scale 1']:.1%} (Chinese) and "
         f"{under['embedding, latin, scale 1']:.1%} (Latin) become zero in unscaled fp16, of the head's {under['head, zh, scale 1']:.1%} and {under['head, latin, scale 1']:.1%}, with a scale of 65536 at most {max(v for k, v in under.items() if '65536' in k):.2%}; "
         "underflow of the unscaled head grows with the vocabulary (chapter on formats: 0% at 256 tokens, 5% at 128,000)",
         scale_words() + ", vocabulary 4,096", len(seeds), {"zh / latin": factor[0], "by frequency, seed 0": found[seeds[0]]["by_frequency"]} | under, {"zh / latin": factor[1:]}, factor[2] / factor[0] - 1)

@@ -5,7 +5,7 @@
 # %% ../../nbs/03_precision/310_memory.ipynb #49654758
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
 import torch
 
@@ -17,7 +17,7 @@ from .recompute import RECOMPUTE
 
 # %% auto #0
 __all__ = ['OPTIMIZER_NUMBERS', 'layer_activations', 'kept_activations', 'activation_bytes', 'MemoryEstimate',
-           'memory_by_formula', 'largest_micro_batch']
+           'memory_by_formula']
 
 # %% ../../nbs/03_precision/310_memory.ipynb #045c5792
 _BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 2}
@@ -143,6 +143,20 @@ class MemoryEstimate:
 OPTIMIZER_NUMBERS = {"adamw": 2, "lamb": 2, "sgd": 0, "momentum": 1, "muon": 2}  # of state per parameter; muon has 1 for matrices of blocks
 
 
+def _check_request(cfg: ModelConfig, micro_batch: int, seq_len: int, optimizer: str, world_size: int, plan: str) -> None:
+    "UsageError for what `memory_by_formula` has no answer to."
+    cfg.validate()
+    ParallelConfig(plan).validate()
+    if optimizer not in OPTIMIZER_NUMBERS:
+        raise UsageError(
+            f"optimizer {optimizer!r}: no formula, expected one of {', '.join(OPTIMIZER_NUMBERS)}"
+            f"{did_you_mean(optimizer, OPTIMIZER_NUMBERS)}"
+        )
+    for name, value in (("micro_batch", micro_batch), ("seq_len", seq_len), ("world_size", world_size)):
+        if value < 1:
+            raise UsageError(f"{name}: must be at least 1, got {value}")
+
+# %% ../../nbs/03_precision/310_memory.ipynb #d3481e85
 def memory_by_formula(
     cfg: ModelConfig,
     micro_batch: int,
@@ -181,38 +195,3 @@ def memory_by_formula(
         logits=logits,
         buffers=4 * 8 * tokens + (25 * 2**20 if policy.reduction != policy.gradient and world_size > 1 else 0),
     )
-
-
-def _check_request(cfg: ModelConfig, micro_batch: int, seq_len: int, optimizer: str, world_size: int, plan: str) -> None:
-    "UsageError for what `memory_by_formula` has no answer to."
-    cfg.validate()
-    ParallelConfig(plan).validate()
-    if optimizer not in OPTIMIZER_NUMBERS:
-        raise UsageError(
-            f"optimizer {optimizer!r}: no formula, expected one of {', '.join(OPTIMIZER_NUMBERS)}"
-            f"{did_you_mean(optimizer, OPTIMIZER_NUMBERS)}"
-        )
-    for name, value in (("micro_batch", micro_batch), ("seq_len", seq_len), ("world_size", world_size)):
-        if value < 1:
-            raise UsageError(f"{name}: must be at least 1, got {value}")
-
-# %% ../../nbs/03_precision/310_memory.ipynb #526999f6
-def largest_micro_batch(
-    cfg: ModelConfig, seq_len: int, limit_bytes: float, policy: Policy | str = "fp32", **settings
-) -> int:
-    """Most rows whose estimate stays within `limit_bytes`; 0 if not even one fits. settings: those of
-    `memory_by_formula`.
-    """
-
-    def fits(rows: int) -> bool:
-        return memory_by_formula(cfg, rows, seq_len, policy, **settings).total <= limit_bytes
-
-    if not fits(1):
-        return 0
-    low, high = 1, 2
-    while fits(high):
-        low, high = high, high * 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low

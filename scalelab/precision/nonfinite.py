@@ -93,7 +93,7 @@ class Watch:
         for hook in self._hooks:
             hook.remove()
 
-
+# %% ../../nbs/03_precision/210_nonfinite.ipynb #aebdf041
 def find_nonfinite(model: nn.Module, loss: Callable[[], torch.Tensor]) -> NonFinite | None:
     """Do a step again under `Watch` and name where the first bad number arises: `loss()` runs the forward pass, its
     result is sent backward. Gradients are put back to what they were.
