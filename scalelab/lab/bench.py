@@ -89,6 +89,8 @@ BENCHES: dict[str, tuple[str, str, str]] = {  # name: where, what it measures, w
     "model-ablation": ("scalelab.lab.ablation:bench_ablation", "each ingredient of `fast` added to nanogpt and taken from fast, at equal CPU seconds", "--data with 1_pretrain for real text"),
     "model-parity": ("scalelab.lab.bench_model:bench_model_parity", "logits, gradients and cached decoding against transformers' Llama", "transformers"),
     "model-attention": ("scalelab.lab.bench_model:bench_model_attention", "every kind of attention against the dense oracle; a window's speed and memory by length", ""),
+    "precision-casts": ("scalelab.lab.bench_precision:bench_precision_casts", "emulated rounding against torch's casts, value by value", ""),
+    "precision-memory": ("scalelab.lab.bench_precision:bench_precision_memory", "bytes by formula against measured ones, five configurations; what recomputing saves and costs", ""),
     "gpu": ("scalelab.lab.bench_gpu:bench_gpu", "tokens/s, MFU, FlexAttention and peak memory on a GPU, under 8 minutes", "a GPU; without one it says so"),
     "trainer-checkpoint": ("scalelab.lab.bench_trainer:bench_trainer_checkpoint", "writing and reading a checkpoint against torch.save and torch.load", ""),
     "trainer-overhead": ("scalelab.lab.bench_trainer:bench_trainer_overhead", "the training loop against the bare model step", ""),
