@@ -29,7 +29,7 @@ def output_types(dtype: torch.dtype | None, model_dtype: torch.dtype = torch.flo
     ids, seen = torch.arange(32).view(2, 16), {}
     for m in model.modules():
         if not list(m.children()):
-            m.register_forward_hook(lambda m, _, out: seen.setdefault(f"{m.role} {type(m).__name__}", str(out.dtype)[6:]))
+            m.register_forward_hook(lambda m, _, out: seen.update({f"{m.role} {type(m).__name__}": str(out.dtype)[6:]}))
     with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
         total, n = model(Tokens(ids, ids))
     (total / n).backward()
