@@ -18,7 +18,8 @@ import torch
 from .bench import row
 from .gpu_rows import Rows, attempt, flex_masks, flex_rows, matmul_rate, seconds_of
 from ..model.transformer import Decoder, ModelConfig, Tokens, flops_by_part, layout, parameters_by_formula
-from ..precision.memory import largest_micro_batch, memory_by_formula
+from ..precision.fits import largest_micro_batch
+from ..precision.memory import memory_by_formula
 from ..precision.policy import apply_policy, autocast_for
 from ..trainer.optim import OptimConfig, build_optimizer
 
