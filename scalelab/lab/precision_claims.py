@@ -147,7 +147,7 @@ def scale_words(unit: Unit = UNIT) -> str:
     n = sum(p.numel() for p in start(unit, 0, "fp32").parameters())
     return f"{n / 1e6:.1f} M parameters, {unit.steps} steps of {unit.rows * unit.seq_len:,} tokens of Chinese, English and code, emulated on a CPU"
 
-
+# %% ../../nbs/10_lab/310_precision_claims.ipynb #231649df
 def claim_formats(corpus: Corpus, data: Path, seeds: Sequence[int], report: Callable[[str], None]) -> Verdict:
     "A-prec: bits per byte, oscillation and top-5 of every policy against fp32, and the article's mixture against fp16 alone."
     results = runs_of(corpus, ARMS, seeds, report)
