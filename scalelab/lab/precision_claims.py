@@ -139,7 +139,7 @@ def runs_of(corpus: Corpus, arms: dict[str, dict], seeds: Sequence[int], report:
 
 def told(d: Difference) -> str:
     "A difference and its interval; said when it can't be told from zero."
-    return f"{d.mean:+.4f} [{d.low:+.4f}, {d.high:+.4f}]" + ("" if d.sign else ", not told from zero")
+    return f"{d.mean:+.4f} [{d.low:+.4f}, {d.high:+.4f}]" + ("" if d.sign else " (not told from zero)")
 
 
 def scale_words(unit: Unit = UNIT) -> str:
@@ -147,7 +147,7 @@ def scale_words(unit: Unit = UNIT) -> str:
     n = sum(p.numel() for p in start(unit, 0, "fp32").parameters())
     return f"{n / 1e6:.1f} M parameters, {unit.steps} steps of {unit.rows * unit.seq_len:,} tokens of Chinese, English and code, emulated on a CPU"
 
-
+# %% ../../nbs/10_lab/310_precision_claims.ipynb #231649df
 def claim_formats(corpus: Corpus, data: Path, seeds: Sequence[int], report: Callable[[str], None]) -> Verdict:
     "A-prec: bits per byte, oscillation and top-5 of every policy against fp32, and the article's mixture against fp16 alone."
     results = runs_of(corpus, ARMS, seeds, report)
@@ -161,7 +161,7 @@ def claim_formats(corpus: Corpus, data: Path, seeds: Sequence[int], report: Call
     return Verdict(
         "A-prec", "embedding and head in bf16, blocks in fp16, fp32 buffers: 1.8x block throughput, 63% less oscillation, +12% top-k",
         "does not hold" if against["oscillation"].sign >= 0 and against["top5"].sign <= 0 else "holds in part",
-        f"against fp16 alone the mixture's loss oscillates by {calmer:+.1%} (difference {told(against['oscillation'])} nats) and its top-5 accuracy differs by {told(against['top5'])}; bits per byte of all three 16-bit policies "
+        f"against fp16 alone the mixture's loss oscillates by {calmer:+.1%} (in nats {told(against['oscillation'])}) and its top-5 accuracy differs by {told(against['top5'])}; bits per byte of all three 16-bit policies "
         f"lie within {worst:.4f} of fp32, where nudged fp32 runs differ by up to {noise:.4f}; fp8 by {told(gap['fp8'])}. bf16 has the range and not the resolution; throughput needs a GPU",
         scale_words(), len(seeds), {f"bits per byte, {n}": d.mean for n, d in gap.items()} | {"nudge, largest": noise, "oscillation, article / fp16 - 1": calmer, "top5, article - fp16": against["top5"].mean},
         {f"bits per byte, {n}": (d.low, d.high) for n, d in gap.items()} | {f"{k}, article - fp16": (d.low, d.high) for k, d in against.items()},
