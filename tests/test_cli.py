@@ -54,7 +54,7 @@ def test_the_installed_program_is_this_one():
 
 @pytest.mark.parametrize("words, parts", [
     (["trian"], ["trian", "did you mean 'train'"]), (["data", "clena"], ["clena", "data clean"]), (["data"], ["clean", "tokenize", "inspect"]),
-    (["compress", "quantise", "x"], ["compress quantize"]), (["compare", "a", "b"], ["not built yet"]), (["--json"], ["--json"]),
+    (["compress", "quantise", "x"], ["compress quantize"]), (["plan", "a", "b"], ["not built yet"]), (["--json"], ["--json"]),
 ], ids=lambda v: " ".join(v))
 def test_an_unknown_command(words, parts, call):
     call(*words).refused(*parts)

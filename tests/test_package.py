@@ -19,7 +19,7 @@ PACKAGE = ROOT / "scalelab"
 MODULES = sorted(".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for p in PACKAGE.rglob("*.py") if p.name != "_modidx.py")
 FLOORS = [{"core"}, {"data", "model"}, {"precision", "distributed"}, {"trainer"}, {"compression", "deploy", "plan", "diagnostics"}, {"lab"}, {"cli"}]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
-HEAVY = ("nbdev", "fastcore", "execnb", "IPython", "ipykernel", "jupyter", "jupyter_core", "jupyterlab", "nbformat", "ray", "transformers", "matplotlib", "pandas", "pyarrow", "datasketch", "pywt")
+HEAVY = ("prometheus_client", "tensorboard", "wandb", "nbdev", "fastcore", "execnb", "IPython", "ipykernel", "jupyter", "jupyter_core", "jupyterlab", "nbformat", "ray", "transformers", "matplotlib", "pandas", "pyarrow", "datasketch", "pywt")
 
 # Imported in one fresh interpreter, module after module, while the names in HEAVY can't be imported at all.
 IMPORT_ALL = """

@@ -465,7 +465,7 @@ class ApiPage:
         written = ast.get_source_segment("\n".join(self.module.lines), node.value) if value else ""
         if written and "\\u" in written and "\n" not in written:  # a bound of a range such as \u9fff has no glyph to show
             value = written
-        if value[:1] in ("'", '"') and not isinstance(node.value, ast.Constant):  # what begins like a quoted scalar must be one
+        if value[:1] in ("'", '"') and (value is written or not isinstance(node.value, ast.Constant)):  # YAML: what begins like a quoted scalar must be one
             value = json.dumps(value, ensure_ascii=False)
         options = [f":value: {value}"] if value and len(value) <= 90 else []
         if isinstance(node, ast.AnnAssign):
